@@ -1,0 +1,257 @@
+"""The command line: words for what the package does. No logic lives here.
+
+Every command takes --json: then one document goes to stdout and everything for people to stderr. Exit codes: 0 done, 1 the numbers
+do not agree, 2 something that the caller can mend.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from sruexport._version import __version__
+from sruexport.errors import ModelWarning, OptionError, SruExportError
+
+app = typer.Typer(
+    help="Trained SRU and linear-RNN models from PyTorch to ONNX, proven equal.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    add_completion=False,
+)
+
+Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout; everything for people on stderr.")]
+Model = Annotated[
+    str | None,
+    typer.Option(help="Code that makes the model: package.module:factory. For models with other layers too."),
+]
+Weights = Annotated[Path | None, typer.Option(help="The state_dict for --model.")]
+Prefix = Annotated[str | None, typer.Option(help="Which layer of the checkpoint, by what its keys begin with.")]
+Options = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--option", help="What the tensors do not tell, as NAME=VALUE, such as bidirectional=true. Repeatable."
+    ),
+]
+Inputs = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--input",
+        help="An argument of forward, for --model: 'x=float32[T,B,40]'; a name is a dynamic axis, 'T:50' gives it an example "
+        "size, 'ids=int64[T,B]:0..999' a range. Repeatable.",
+    ),
+]
+
+
+class _Talk:
+    """Where words go: findings to stdout, or to stderr when stdout is for JSON; progress always to stderr."""
+
+    def __init__(self, as_json: bool):
+        self.as_json = as_json
+        self.people = Console(stderr=as_json, highlight=False, soft_wrap=not sys.stdout.isatty())
+        self.errors = Console(stderr=True, highlight=False, soft_wrap=True)
+
+    def document(self, content: dict[str, Any]) -> None:
+        if self.as_json:
+            print(json.dumps(content, indent=2, allow_nan=False, default=str))
+
+    @contextmanager
+    def progress(self, what: str) -> Iterator[Callable[[str], None]]:
+        """A line on stderr that says which step is on, and afterwards the warnings that came up."""
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", ModelWarning)
+            with self.errors.status(what) as status:
+                yield lambda step: status.update(f"{what}: {step}")
+        for message in dict.fromkeys(str(w.message) for w in caught if issubclass(w.category, ModelWarning)):
+            self.errors.print(f"warning: {message}", style="yellow", markup=False)
+
+
+@app.command("inspect")
+def inspect_command(
+    file: Annotated[Path, typer.Argument(help="A checkpoint (.pt, .pth, .ckpt, .bin, .safetensors) or an .onnx file.")],
+    as_json: Json = False,
+) -> None:
+    """Say what is in a checkpoint or an ONNX file. No code in it is run."""
+    talk = _Talk(as_json)
+    with talk.progress(f"reading {file.name}"):
+        from sruexport.display import show_findings
+        from sruexport.inspection import inspect
+
+        found = inspect(file)
+    show_findings(talk.people, found)
+    talk.document(found)
+
+
+@app.command("export")
+def export_command(
+    output: Annotated[Path, typer.Option("--output", "-o", help="The ONNX file. It appears whole or not at all.")],
+    source: Annotated[Path | None, typer.Argument(help="A checkpoint of a recurrent layer.")] = None,
+    model: Model = None,
+    weights: Weights = None,
+    prefix: Prefix = None,
+    option: Options = None,
+    inputs: Inputs = None,
+    mask: Annotated[
+        bool, typer.Option("--mask", help="Give the file of a bare layer an input for the padding mask.")
+    ] = False,
+    stateful: Annotated[
+        bool, typer.Option("--stateful", help="Add states as inputs and outputs, for streaming.")
+    ] = False,
+    dtype: Annotated[
+        str | None, typer.Option(help="float32, float16, bfloat16 or float64. [default: the model's own]")
+    ] = None,
+    opset: Annotated[int | None, typer.Option(help="18 to 25. [default: 18]")] = None,
+    as_json: Json = False,
+) -> None:
+    """Write a model as one ONNX file that runs anywhere."""
+    talk = _Talk(as_json)
+    with talk.progress("export") as progress:
+        from sruexport.exporter import export
+        from sruexport.exporter.write import check_output
+
+        check_output(output)
+        made = _source(source, model, weights, prefix, option, inputs, mask, progress)
+        done = export(
+            made.model,
+            made.args,
+            output,
+            dynamic=made.dynamic,
+            stateful=stateful,
+            dtype=dtype,
+            opset=opset,
+            source=made.origin,
+            progress=progress,
+        )
+    for note in made.notes:
+        talk.errors.print(note, style="dim", markup=False)
+    what = ", ".join(done.metadata["recurrences"])
+    talk.people.print(f"wrote {done.path} ({done.bytes:,} bytes, opset {done.metadata['opset']}, {what})", markup=False)
+    talk.people.print("next: sruexport validate, which holds it against PyTorch", style="dim")
+    talk.document({"file": str(done.path), "bytes": done.bytes, "metadata": done.metadata})
+
+
+@app.command("validate")
+def validate_command(
+    files: Annotated[
+        list[Path], typer.Argument(help="SOURCE M.onnx; with --model just M.onnx.", metavar="[SOURCE] M.onnx")
+    ],
+    model: Model = None,
+    weights: Weights = None,
+    prefix: Prefix = None,
+    option: Options = None,
+    data: Annotated[Path | None, typer.Option(help="Own inputs: an .npz file with an array per input.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Hold a file against PyTorch in float64: several lengths and batch sizes, masks, chunks."""
+    talk = _Talk(as_json)
+    if len(files) != (1 if model else 2):
+        raise OptionError("give SOURCE and M.onnx, or --model package.module:factory --weights FILE and M.onnx")
+    with talk.progress("validate") as progress:
+        from sruexport.display import show_report
+        from sruexport.parity import validate
+        from sruexport.sources import from_checkpoint, from_code, parse_options
+
+        made = from_code(model, weights) if model else from_checkpoint(files[0], prefix, parse_options(option or []))
+        report = validate(made.model, files[-1], data=data, progress=progress)
+    show_report(talk.people, report)
+    talk.document(report.to_dict())
+    if not report.passed:
+        raise typer.Exit(1)
+
+
+@app.command("demo")
+def demo_command(
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Keep the exported file here.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Export a trained speaker classifier, prove it equal, and run it on real recordings beside PyTorch."""
+    talk = _Talk(as_json)
+    with talk.progress("demo") as progress, tempfile.TemporaryDirectory() as folder:
+        from sruexport import demo
+        from sruexport.display import show_predictions, show_report
+
+        done = demo.run(output or Path(folder) / "speaker.onnx", progress)
+    headings = ("steps", "speaker", "PyTorch", "", "ONNX Runtime", "")
+    rows = [
+        (
+            str(row["steps"]),
+            str(row["speaker"]),
+            str(row["pytorch"]),
+            f"{row['pytorch_probability']:.6f}",
+            str(row["onnxruntime"]),
+            f"{row['onnxruntime_probability']:.6f}",
+        )
+        for row in done.predictions
+    ]
+    show_predictions(talk.people, rows, headings, "who speaks, and how sure")
+    show_report(talk.people, done.on_generated)
+    show_report(talk.people, done.on_recordings)
+    talk.document(done.to_dict())
+    if not done.passed:
+        raise typer.Exit(1)
+
+
+@app.callback(invoke_without_command=True)
+def _main(version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False) -> None:
+    if version:
+        print(f"sruexport {__version__}")
+        raise typer.Exit
+
+
+def _source(
+    source: Path | None,
+    model: str | None,
+    weights: Path | None,
+    prefix: str | None,
+    option: list[str] | None,
+    inputs: list[str] | None,
+    mask: bool,
+    progress: Callable[[str], None],
+) -> Any:
+    from sruexport.sources import from_checkpoint, from_code, parse_options, with_inputs
+
+    if (source is None) == (model is None):
+        raise OptionError("give a checkpoint, or --model package.module:factory with --weights FILE")
+    progress("reading the model")
+    if model is not None:
+        made = from_code(model, weights)
+    else:
+        assert source is not None
+        made = from_checkpoint(source, prefix, parse_options(option or []))
+    return with_inputs(made, inputs or [], mask)
+
+
+def main() -> None:
+    """Run a command; turn every error that is meant for the caller into one line and its exit code."""
+    as_json = "--json" in sys.argv
+    code, kind, message = _run()
+    if message:
+        Console(stderr=True, highlight=False, soft_wrap=True).print(f"error: {message}", style="bold red", markup=False)
+        if as_json:
+            print(json.dumps({"passed": False, "error": {"type": kind, "message": message}}))
+    sys.exit(code)
+
+
+def _run() -> tuple[int, str, str]:
+    """The exit code, and the error's type and message if there was one."""
+    try:
+        return app(standalone_mode=False) or 0, "", ""
+    except SruExportError as error:
+        return error.exit_code, type(error).__name__, str(error)
+    except typer.Abort:
+        return 130, "", ""
+    except OSError as error:
+        return 2, "OSError", f"{error.filename or ''}: {error.strerror or error}".lstrip(": ")
+    except Exception as error:
+        if hasattr(error, "format_message"):  # a usage error of the command line, from whichever click is under typer
+            return 2, "UsageError", error.format_message()
+        raise

@@ -1,0 +1,93 @@
+"""The demonstration: a trained SRU speaker classifier, exported, proven equal, and run beside PyTorch on real speech."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from sruexport.examples import japanese_vowels
+from sruexport.exporter import Exported, export
+from sruexport.exporter.model import borrowed
+from sruexport.parity import Report, validate
+from sruexport.runtime import load
+from sruexport.sources import Source, from_code
+
+MODEL = "sruexport.examples.japanese_vowels:speaker_classifier"
+DYNAMIC = {"recording": {0: "T", 1: "B"}, "mask_pad": {0: "T", 1: "B"}}
+
+
+@dataclass(frozen=True)
+class Demonstration:
+    """What the demo did.
+
+    Attributes:
+        predictions: per recording: its length in steps, the speaker, and what PyTorch and ONNX Runtime say, with
+            their softmax probabilities of it.
+    """
+
+    exported: Exported
+    on_recordings: Report
+    on_generated: Report
+    predictions: tuple[dict[str, Any], ...]
+
+    @property
+    def passed(self) -> bool:
+        same = all(row["pytorch"] == row["onnxruntime"] for row in self.predictions)
+        return self.on_recordings.passed and self.on_generated.passed and same
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "passed": self.passed,
+            "file": str(self.exported.path),
+            "bytes": self.exported.bytes,
+            "metadata": self.exported.metadata,
+            "recordings": self.on_recordings.to_dict(),
+            "generated": self.on_generated.to_dict(),
+            "predictions": list(self.predictions),
+        }
+
+
+def run(path: Path, progress: Callable[[str], None] = lambda step: None) -> Demonstration:
+    """Export the example checkpoint to `path`, check it, and compare its predictions with PyTorch's."""
+    recording, mask_pad, speaker = japanese_vowels.recordings()
+    source = from_code(MODEL, japanese_vowels.CHECKPOINT)
+    example = (torch.from_numpy(recording), torch.from_numpy(mask_pad))
+    exported = export(source.model, example, path, dynamic=DYNAMIC, source=source.origin, progress=progress)
+    progress("checking on the recordings")
+    data = {"recording": recording, "mask_pad": mask_pad}
+    on_recordings = validate(source.model, path, data=data)
+    progress("checking on random sequences")
+    on_generated = validate(source.model, path)
+    progress("predicting")
+    return Demonstration(exported, on_recordings, on_generated, _predictions(source, path, data, speaker))
+
+
+def _predictions(
+    source: Source, path: Path, data: dict[str, np.ndarray], speaker: np.ndarray
+) -> tuple[dict[str, Any], ...]:
+    with borrowed(source.model) as model:
+        pytorch = model(**{name: torch.from_numpy(array) for name, array in data.items()})["logits"].numpy()
+    engine = load(path).run(**data)["logits"]
+    lengths = (data["mask_pad"] == 0).sum(0)
+    chances = [_softmax(logits) for logits in (pytorch, engine)]
+    return tuple(
+        {
+            "steps": int(lengths[i]),
+            "speaker": int(speaker[i]),
+            "pytorch": int(pytorch[i].argmax()),
+            "pytorch_probability": float(chances[0][i].max()),
+            "onnxruntime": int(engine[i].argmax()),
+            "onnxruntime_probability": float(chances[1][i].max()),
+        }
+        for i in range(len(speaker))
+    )
+
+
+def _softmax(logits: np.ndarray) -> np.ndarray:
+    powers = np.exp(logits - logits.max(-1, keepdims=True))
+    return powers / powers.sum(-1, keepdims=True)

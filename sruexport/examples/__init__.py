@@ -1,0 +1,1 @@
+"""Trained models with real input, small enough to come with the package."""

@@ -1,0 +1,121 @@
+"""What is done to a traced graph before it is a file: weights laid out, 16-bit ops made runnable, dims checked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx_ir as ir
+import onnx_ir.passes.common as passes
+from onnxscript import optimizer
+
+from sruexport.errors import DynamicAxesError
+from sruexport.recurrences import DOMAIN
+
+from .call import Axes
+
+#: Ops that only move weights about. They are done once, here, and not in every run of the graph.
+_LAYOUT = {"Reshape", "Transpose", "Slice", "Squeeze", "Unsqueeze", "Identity", "Split", "Cast", "Concat", "Gather"}
+_SMALL = 8192
+#: Ops that ONNX Runtime's CPU provider has for bfloat16; all others run in float32 between casts (1.32, measured).
+_BFLOAT16_ON_CPU = {
+    "Cast", "Identity", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Split", "Shape", "Size", "Flatten",
+}  # fmt: skip
+
+
+def fold_weights(model: ir.Model) -> None:
+    """Do layout ops on weights now, where the result replaces the weight and does not join it."""
+    passes.CommonSubexpressionEliminationPass()(model)
+
+    def should_fold(node: ir.Node) -> bool | None:
+        large = [v for v in node.inputs if v is not None and v.const_value is not None and v.const_value.size > _SMALL]
+        if not large:
+            return None
+        if node.op_type not in _LAYOUT or node.domain:
+            return False
+        users = [user for value in large for user in value.consumers()]
+        return all(user.op_type in _LAYOUT and not user.domain for user in users)
+
+    optimizer.fold_constants(model, output_size_limit=2**40, should_fold=should_fold)
+    passes.RemoveUnusedNodesPass()(model)
+    passes.LiftConstantsToInitializersPass(lift_all_constants=False, size_limit=_SMALL)(model)
+
+
+def run_bfloat16_anywhere(model: ir.Model) -> None:
+    """Put the ops that few CPU engines have in bfloat16 between casts to float32 and back, inputs and outputs too.
+
+    Weights, sequences between layers and the recurrences' own tensors stay bfloat16. NumPy has no bfloat16, so the
+    graph takes and gives float32.
+    """
+    graph = model.graph
+    widened: dict[ir.Value, ir.Value] = {}
+    for node in list(graph):
+        if node.domain == DOMAIN or (not node.domain and node.op_type in _BFLOAT16_ON_CPU):
+            continue
+        for i, value in enumerate(node.inputs):
+            if value is not None and value.dtype == ir.DataType.BFLOAT16:
+                if value not in widened:
+                    cast = _cast(value, ir.DataType.FLOAT)
+                    widened[value] = cast.outputs[0]
+                    graph.insert_before(node, cast)
+                node.replace_input_with(i, widened[value])
+        for output in node.outputs:
+            if output.dtype == ir.DataType.BFLOAT16:
+                users = list(output.uses())
+                output.dtype = ir.DataType.FLOAT
+                cast = _cast(output, ir.DataType.BFLOAT16)
+                graph.insert_after(node, cast)
+                for user, index in users:
+                    user.replace_input_with(index, cast.outputs[0])
+    for value in graph.inputs:
+        if value.dtype == ir.DataType.BFLOAT16:
+            users = list(value.uses())
+            value.dtype = ir.DataType.FLOAT
+            cast = _cast(value, ir.DataType.BFLOAT16)
+            graph.insert_before(graph[0], cast)
+            for user, index in users:
+                user.replace_input_with(index, cast.outputs[0])
+    for i, value in enumerate(graph.outputs):
+        if value.dtype == ir.DataType.BFLOAT16:
+            cast = _cast(value, ir.DataType.FLOAT)
+            cast.outputs[0].name, value.name = value.name, f"{value.name}_bfloat16"
+            graph.append(cast)
+            graph.outputs[i] = cast.outputs[0]
+
+
+def _cast(value: ir.Value, dtype: ir.DataType) -> ir.Node:
+    node = ir.node("Cast", [value], {"to": dtype.value})
+    node.outputs[0].dtype = dtype
+    node.outputs[0].shape = value.shape
+    return node
+
+
+def check_dims(model: ir.Model, axes: Axes) -> None:
+    """Compare the dims of the graph's inputs with those asked for, and give every other input axis a number.
+
+    Raises:
+        DynamicAxesError: an axis came out static that was to be dynamic, or the other way around, or under another name.
+    """
+    for value in model.graph.inputs:
+        asked = axes.get(value.name or "", {})
+        for axis, dim in enumerate(value.shape or ()):
+            got = dim.value if isinstance(dim, ir.SymbolicDim) else dim
+            want = asked.get(axis)
+            if want is None and not isinstance(got, int):
+                raise DynamicAxesError(
+                    f"{value.name} axis {axis} is '{got}' in the file but was not asked to be dynamic"
+                )
+            if want is not None and got != want:
+                raise DynamicAxesError(
+                    f"{value.name} axis {axis} was asked to be '{want}', but is {got!r} in the file: "
+                    "the model's own code ties or fixes it"
+                )
+
+
+def name_output_dims(model: ir.Model, names: Sequence[str]) -> None:
+    """Give dims of outputs that are no plain dynamic dim (the exporter writes an expression) a name without symbols."""
+    for value in model.graph.outputs:
+        if value.shape is None:
+            continue
+        for axis, dim in enumerate(value.shape):
+            if isinstance(dim, ir.SymbolicDim) and dim.value is not None and dim.value not in names:
+                value.shape[axis] = ir.SymbolicDim(f"{value.name}_{axis}")

@@ -1,0 +1,59 @@
+"""Writing a file whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from sruexport.errors import OutputError
+
+#: protobuf cannot hold more in one message.
+PROTOBUF_LIMIT = 2**31 - 1
+
+
+def check_output(path: str | os.PathLike[str]) -> Path:
+    """See before the work starts that `path` can be written.
+
+    Raises:
+        OutputError: it is a folder, or its folder is missing or read-only.
+    """
+    target = Path(path)
+    if target.is_dir():
+        raise OutputError(f"{target}: is a folder; give the name of a file in it, such as {target / 'model.onnx'}")
+    folder = target.parent
+    if not folder.is_dir():
+        raise OutputError(f"{target}: the folder {folder} does not exist")
+    if not os.access(folder, os.W_OK):
+        raise OutputError(f"{target}: the folder {folder} cannot be written")
+    return target
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write beside `path`, flush to the disk, then rename: `path` has either its old content or all of `data`.
+
+    Raises:
+        OutputError: the disk is full, or the file cannot be written. Nothing is left behind.
+    """
+    temporary = None
+    try:
+        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        mode = path.stat().st_mode & 0o777 if path.exists() else 0o666 & ~_umask()
+        os.chmod(temporary, mode)
+        os.replace(temporary, path)
+        temporary = None
+    except OSError as error:
+        raise OutputError(f"{path}: cannot be written: {error.strerror or error}") from error
+    finally:
+        if temporary is not None:
+            Path(temporary).unlink(missing_ok=True)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,126 @@
+"""What a family of layers is, and the table of those that are known.
+
+A family file fills in one `Family`; `layers/__init__.py` has one row for it. The commands, the
+checkpoint reader, the exporter and the parity check go through this table and know no family by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from sruexport.errors import OptionError, OptionsNeeded, closest
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Option:
+    """A constructor option that may have to be given beside the tensors: its name, its type, what it is."""
+
+    name: str
+    kind: type
+    about: str
+
+    def parse(self, text: str) -> bool | int:
+        """Read a value as it is typed on the command line.
+
+        Raises:
+            OptionError: `text` is not one.
+        """
+        if self.kind is bool:
+            words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+            if text.lower() not in words:
+                raise OptionError(f"--option {self.name}={text}: write {self.name}=true or {self.name}=false")
+            return words[text.lower()]
+        if not text.isdecimal():
+            raise OptionError(f"--option {self.name}={text}: write a whole number")
+        return int(text)
+
+    @property
+    def usage(self) -> str:
+        return f"--option {self.name}={'true|false' if self.kind is bool else 'N'}"
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One argument of a layer's forward, as it is when the layer is exported on its own.
+
+    Attributes:
+        shape: from the layer; a text is a dynamic axis ("T" time, "B" batch), a number a fixed one.
+        kind: "sequence" (always there), "state" or "mask" (given on demand).
+    """
+
+    name: str
+    shape: Callable[[Any], tuple[str | int, ...]]
+    kind: str
+
+
+@dataclass(frozen=True)
+class Family:
+    """One family of recurrent layers.
+
+    Attributes:
+        name: short and lower case, as it stands in the metadata.
+        title: the name in prose, with the versions that are read.
+        recurrences: op_types that its layers may emit.
+        modules: our own classes, which hold the family's state_dict keys.
+        constructors: third-party classes ("package.module.Class", every home they had) and what adapts an
+            object of them or of a subclass, live or unpickled; it is called with the object and the class named here.
+            The adapted module shares the parameters. None: keep this one, its children are looked at instead.
+        prefixes: where the family's layers are among dotted tensor names: "" or texts that end in ".".
+        read: builds the layer from the tensors below one prefix and the known options; raises `OptionsNeeded`.
+        options: every option that `read` understands.
+        required: options that mark a dict as the layer's constructor arguments.
+        describe: the options of one of our modules, for the metadata.
+        arguments: what forward takes, in order.
+        outputs: names of what a layer on its own returns, in order.
+        keys: typical names of its tensors, to say which family an unknown checkpoint is nearest to.
+    """
+
+    name: str
+    title: str
+    recurrences: tuple[str, ...]
+    modules: tuple[type[torch.nn.Module], ...]
+    constructors: Mapping[str, Callable[[Any, type], torch.nn.Module | None]]
+    prefixes: Callable[[Iterable[str]], list[str]]
+    read: Callable[[Tensors, Mapping[str, Any]], torch.nn.Module]
+    options: tuple[Option, ...]
+    required: tuple[str, ...]
+    describe: Callable[[Any], dict[str, Any]]
+    arguments: tuple[Argument, ...]
+    outputs: tuple[str, ...]
+    keys: tuple[str, ...]
+
+    def option(self, name: str) -> Option:
+        """The option of that name.
+
+        Raises:
+            OptionError: the family has none such.
+        """
+        names = [option.name for option in self.options]
+        if name not in names:
+            raise OptionError(
+                f"family {self.name} has no option '{name}'{closest(name, names)} (it has {', '.join(names)})"
+            )
+        return self.options[names.index(name)]
+
+    def missing(self, names: Sequence[str]) -> OptionsNeeded:
+        """The error for options that neither the tensors nor the caller tell."""
+        usages = ", ".join(f"{self.option(name).usage} ({self.option(name).about})" for name in names)
+        return OptionsNeeded(
+            f"the tensors of family {self.name} do not tell {', '.join(names)}: give {usages}", list(names)
+        )
+
+
+def third_party_name(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def overridden(module: torch.nn.Module, base: type, methods: Iterable[str]) -> set[str]:
+    """Which of `methods` a subclass of the known class `base` has of its own."""
+    ahead = type(module).__mro__[: type(module).__mro__.index(base)]
+    return {name for cls in ahead for name in vars(cls) if name in set(methods)}

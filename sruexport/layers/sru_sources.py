@@ -1,0 +1,390 @@
+"""Where SRU layers come from: state_dicts of every layout, and objects of the `sru` package, live or unpickled.
+
+`sru` itself is never imported: it compiles C++ when it is. Its objects are known by the names of their classes, and read
+by their attributes, which this file maps over the versions 2.0 to 3.0.0-dev.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sruexport.errors import CheckpointError, ExportError
+
+from .family import Argument, Family, Option, Tensors, overridden, third_party_name
+from .sru import SRU, SRUCell
+
+STACK_KEY = re.compile(r"^((?:.*\.)?)rnn_lst\.(\d+)\.(.+)$")
+_LAYER_NORM_2_0_EPS = 1e-6  # sru 2.0, sru_functional.py
+
+
+def prefixes(names: Iterable[str]) -> list[str]:
+    """Where SRU stacks and single cells are among tensor names (SRU++ is another family's)."""
+    names = set(names)
+    stacks: dict[str, bool] = {}
+    for name in names:
+        if match := STACK_KEY.match(name):
+            prefix, _, rest = match.groups()
+            stacks.setdefault(prefix, False)
+            stacks[prefix] |= rest.startswith("transform_module.linear1.")
+    cells = {
+        name.removesuffix("weight_c")
+        for name in names
+        if name.endswith("weight_c") and f"{name.removesuffix('weight_c')}bias" in names and not STACK_KEY.match(name)
+    }
+    return sorted([prefix for prefix, other in stacks.items() if not other] + list(cells))
+
+
+def read(tensors: Tensors, options: Mapping[str, Any]) -> nn.Module:
+    """Build SRU or SRUCell from a state_dict of sru 2.0 to 2.6, 3.0.0-dev, or the code of 2017.
+
+    Args:
+        tensors: by key, relative to the layer.
+        options: constructor options that are known. With input_size and hidden_size among them they are taken
+            as all of the constructor's arguments, so that what is left out has its default.
+
+    Raises:
+        OptionsNeeded: the tensors do not tell an option. Exactly those are listed.
+        CheckpointError: a key is missing, unknown, or has a shape that does not fit.
+    """
+    stacked = any(STACK_KEY.match(name) for name in tensors)
+    cells = _cells(tensors) if stacked else [dict(tensors)]
+    weights = [_normal_cell(cell, f"rnn_lst.{i}." if stacked else "") for i, cell in enumerate(cells)]
+    told = _told(weights)
+    if stacked and "input_to_hidden.weight" in tensors:
+        told["proj_input_to_hidden_first"] = True
+        told["input_size"] = tensors["input_to_hidden.weight"].shape[1]
+    for name, value in told.items():
+        if name in options and options[name] != value and name not in ("rescale", "v1", "n_proj", "projection_size"):
+            raise CheckpointError(f"option {name}={options[name]} contradicts the tensors, which say {name}={value}")
+    known = {**told, **options}
+    complete = {"input_size", "hidden_size"} <= options.keys()
+    asked = ["bidirectional", "use_tanh", "has_skip_term"]
+    if any("layer_norm.weight" in cell for cell in weights):
+        asked.append("normalize_after")
+    missing = [name for name in asked if name not in known]
+    if missing and not complete:
+        raise FAMILY.missing(missing)
+    if not stacked:
+        known["n_proj"] = known.pop("projection_size", 0)
+    else:
+        known["num_layers"] = len(weights)
+    if known.get("bidirectional", False) and told["output_size"] % 2:
+        raise CheckpointError(
+            f"option bidirectional=true contradicts the output size {told['output_size']}, which is odd"
+        )
+    known["hidden_size"] = told["output_size"] // (2 if known.get("bidirectional", False) else 1)
+    if options.get("hidden_size", known["hidden_size"]) != known["hidden_size"]:
+        raise CheckpointError(
+            f"option hidden_size={options['hidden_size']} contradicts the tensors, which say {known['hidden_size']}"
+        )
+    cls = SRU if stacked else SRUCell
+    names = inspect.signature(cls).parameters
+    module = cls(**{name: value for name, value in known.items() if name in names})
+    flat = {f"rnn_lst.{i}.{key}" if stacked else key: t for i, cell in enumerate(weights) for key, t in cell.items()}
+    if "input_to_hidden.weight" in tensors:
+        flat["input_to_hidden.weight"] = tensors["input_to_hidden.weight"]
+    _load(module, flat)
+    if stacked:
+        for i, cell in enumerate(module.rnn_lst):
+            _convert_2_0_norm(tensors, f"ln_lst.{i}.", cell)
+    return module
+
+
+def _cells(tensors: Tensors) -> list[dict[str, Tensor]]:
+    """The tensors of each layer of a stack, with the LayerNorm that 2.0 keeps beside the layers."""
+    found: dict[int, dict[str, Tensor]] = {}
+    others = {}
+    for name, tensor in tensors.items():
+        if match := re.match(r"^rnn_lst\.(\d+)\.(.+)$", name):
+            found.setdefault(int(match[1]), {})[match[2]] = tensor
+        elif match := re.match(r"^ln_lst\.(\d+)\.(a|b|weight|bias)$", name):
+            key = {"a": "weight", "b": "bias"}.get(match[2], match[2])
+            found.setdefault(int(match[1]), {})[f"post_norm.{key}"] = tensor
+        elif name != "input_to_hidden.weight":
+            others[name] = tensor
+    if others:
+        raise CheckpointError(f"key {min(others)} is none of an SRU stack's")
+    if sorted(found) != list(range(len(found))):
+        raise CheckpointError(f"layers {sorted(found)} of rnn_lst: some are missing in between")
+    return [found[i] for i in range(len(found))]
+
+
+def _normal_cell(cell: dict[str, Tensor], where: str) -> dict[str, Tensor]:
+    """Rename and transpose the tensors of one layer to the keys of 2.6, from whatever version they are."""
+    cell = dict(cell)
+    custom = next((key for key in cell if key.startswith("custom_m.")), None)
+    if custom:
+        raise CheckpointError(
+            f"key {where}{custom}: a custom_m is code that a state_dict does not hold; give the model with --model"
+        )
+    for old, new in (
+        ("transform_module.weight", "weight"),
+        ("transform_module.0.weight", "weight_proj"),
+        ("transform_module.1.weight", "weight"),
+    ):
+        if old in cell:
+            cell[new] = cell.pop(old).t().contiguous()
+    for key in ("weight", "bias"):
+        if key not in cell:
+            raise CheckpointError(f"key {where}{key} is missing")
+    if cell["bias"].dim() != 1 or cell["bias"].numel() % 2 or cell["weight"].dim() != 2:
+        raise CheckpointError(
+            f"key {where}weight has shape {list(cell['weight'].shape)} and {where}bias {list(cell['bias'].shape)}: "
+            "not those of an SRU layer"
+        )
+    if "gain" in cell:  # weight normalization of 2.0
+        cell["weight"] = cell.pop("gain") * cell["weight"] / cell["weight"].norm(2, 0)
+    cell.setdefault("weight_c", torch.zeros_like(cell["bias"]))
+    cell.setdefault("scale_x", torch.ones(1))
+    cell["scale_x"] = cell["scale_x"].reshape(1)
+    size = cell["bias"].numel() // 2
+    if cell["weight"].shape[1] not in (3 * size, 4 * size):
+        raise CheckpointError(
+            f"key {where}weight has shape {list(cell['weight'].shape)}: with bias of {2 * size} it needs {3 * size} or {4 * size} columns"
+        )
+    for key in ("weight", "bias"):
+        if f"post_norm.{key}" in cell:
+            cell[f"layer_norm.{key}"] = cell.pop(f"post_norm.{key}")
+            cell.setdefault("post", torch.ones(()))
+    return cell
+
+
+def _told(weights: list[dict[str, Tensor]]) -> dict[str, Any]:
+    """The options that the tensors tell."""
+    size = weights[0]["bias"].numel() // 2
+    told: dict[str, Any] = {
+        "output_size": size,
+        "layer_norm": "layer_norm.weight" in weights[0],
+        "rescale": any(bool((cell["scale_x"] != 1).any()) for cell in weights),
+        "v1": not any(bool(cell["weight_c"].any()) for cell in weights),
+        "projection_size": max((cell["weight_proj"].shape[1] if "weight_proj" in cell else 0) for cell in weights),
+    }
+    if size % 2:
+        told["bidirectional"] = False
+    for i, cell in enumerate(weights):
+        rows = cell.get("weight_proj", cell["weight"]).shape[0]
+        if i == 0:
+            told["input_size"] = rows
+        if cell["weight"].shape[1] == 4 * size:
+            told["has_skip_term"] = True
+        elif rows != size:
+            told["has_skip_term"] = False
+        if cell.pop("post", None) is not None:
+            told["normalize_after"] = True
+        elif rows != size and "layer_norm.weight" in cell:
+            told["normalize_after"] = cell["layer_norm.weight"].numel() == size
+    return told
+
+
+def _load(module: nn.Module, tensors: Tensors) -> None:
+    """Load with the keys and shapes checked, into tensors of the checkpoint's own dtype."""
+    expected = module.state_dict()
+    for key in sorted(expected.keys() | tensors.keys()):
+        if key not in tensors:
+            raise CheckpointError(f"key {key} is missing")
+        if key not in expected:
+            raise CheckpointError(f"key {key} is not one of this SRU's: do the options fit the checkpoint?")
+        if expected[key].shape != tensors[key].shape:
+            raise CheckpointError(
+                f"key {key} has shape {list(tensors[key].shape)}, expected {list(expected[key].shape)}"
+            )
+    module.load_state_dict({key: tensor.detach() for key, tensor in tensors.items()}, assign=True)
+
+
+def _convert_2_0_norm(tensors: Tensors, prefix: str, cell: SRUCell) -> None:
+    """The LayerNorm of 2.0 divides by the unbiased deviation: a LayerNorm with scaled weight and epsilon.
+
+    a * (x - mean) / sqrt(var * n/(n-1) + eps)  =  (a * sqrt((n-1)/n)) * (x - mean) / sqrt(var + eps * (n-1)/n)
+    """
+    if f"{prefix}a" in tensors:
+        cell.layer_norm = _biased_norm(tensors[f"{prefix}a"], tensors[f"{prefix}b"], _LAYER_NORM_2_0_EPS)
+
+
+def _biased_norm(a: Tensor, b: Tensor, eps: float) -> nn.Module:
+    n = a.numel()
+    if n == 1:
+        return nn.Identity()
+    norm = nn.LayerNorm(n, eps=eps * (n - 1) / n, dtype=a.dtype)
+    norm.weight.data = a.detach() * ((n - 1) / n) ** 0.5
+    norm.bias.data = b.detach()
+    return norm
+
+
+# Objects of the `sru` package
+
+
+def adapt_cell(theirs: Any, base: type) -> nn.Module:
+    """Our SRUCell with the parameters and the options of an `sru.SRUCell`.
+
+    A subclass that has a forward of its own keeps it: only the recurrence underneath is replaced.
+
+    Raises:
+        ExportError: the subclass replaces the recurrence itself, or the activation is ReLU or SeLU (gone since 2.1.9).
+    """
+    own = overridden(theirs, base, ("forward", "apply_recurrence", "compute_UV", "compute_U", "compute_gates"))
+    if "apply_recurrence" in own or (own and not hasattr(base, "apply_recurrence")):
+        raise ExportError(
+            f"class {third_party_name(type(theirs))} overrides {', '.join(sorted(own))} of {base.__name__}: "
+            "its equation is not known; write it as a recurrence (see CONTRIBUTING.md)"
+        )
+    if int(getattr(theirs, "activation_type", 0)) > 1:
+        raise ExportError("an SRU with ReLU or SeLU activation: sru itself has dropped them in 2.1.9")
+    with torch.device("meta"):
+        cell = SRUCell(
+            getattr(theirs, "input_size", None) or theirs.n_in,
+            getattr(theirs, "hidden_size", None) or theirs.n_out,
+            bidirectional=theirs.bidirectional,
+            use_tanh=bool(theirs.activation_type),
+            has_skip_term=theirs.has_skip_term,
+            rescale=getattr(theirs, "rescale", True),
+            v1=getattr(theirs, "v1", False),
+            normalize_after=getattr(theirs, "normalize_after", False),
+        )
+    cell.num_matrices = getattr(theirs, "num_matrices", None) or theirs.k
+    cell.projection_size = getattr(theirs, "projection_size", 0) or getattr(theirs, "n_proj", 0)
+    cell.layer_norm = getattr(theirs, "layer_norm", None) or None
+    cell.custom_m = getattr(theirs, "custom_m", None)
+    if hasattr(theirs, "transform_module"):
+        cell.custom_m = theirs.transform_module
+    names = ["weight_c", "bias", "scale_x"]
+    if cell.custom_m is None:
+        names += ["weight"] + (["weight_proj"] if getattr(theirs, "weight_proj", None) is not None else [])
+    else:
+        del cell.weight
+    for name in names:
+        _share(cell, name, getattr(theirs, name))
+    if getattr(theirs, "weight_norm", False) and hasattr(theirs, "gain"):
+        _share(cell, "weight", theirs.gain * theirs.weight / theirs.weight.norm(2, 0))
+    return _keep_forward(theirs, cell) if own else cell
+
+
+def adapt_stack(theirs: Any, base: type) -> nn.Module | None:
+    """Our SRU with the cells of an `sru.SRU`; None for a subclass with a forward of its own, which keeps it."""
+    if overridden(theirs, base, ("forward",)):
+        return None
+    cells = [adapt_layer_by_name(cell) for cell in theirs.rnn_lst]
+    first = cells[0]
+    with torch.device("meta"):
+        stack = SRU(
+            getattr(theirs, "input_size", None) or theirs.n_in,
+            getattr(theirs, "hidden_size", None) or theirs.n_out,
+            num_layers=0,
+            bidirectional=theirs.bidirectional,
+            layer_norm=getattr(theirs, "use_layer_norm", False),
+            has_skip_term=theirs.has_skip_term,
+            nn_rnn_compatible_return=getattr(theirs, "nn_rnn_compatible_return", False),
+        )
+    for norm, cell in zip(getattr(theirs, "ln_lst", ()), cells):
+        cell.normalize_after = True
+        cell.layer_norm = _biased_norm(norm.a, norm.b, norm.eps) if hasattr(norm, "a") else norm
+    stack.input_to_hidden = getattr(theirs, "input_to_hidden", None)
+    stack.rnn_lst = nn.ModuleList(cells)
+    stack.num_layers = len(cells)
+    stack.projection_size = first.projection_size if isinstance(first, SRUCell) else 0
+    return stack
+
+
+def adapt_layer_by_name(cell: Any) -> Any:
+    """A cell of a stack, which may be of ours already, of the package, or of a subclass."""
+    for base in type(cell).__mro__:
+        if third_party_name(base) in _CELL_NAMES:
+            return adapt_cell(cell, base)
+    return cell
+
+
+def _share(cell: nn.Module, name: str, tensor: Tensor) -> None:
+    """Give `cell` the very tensor, as the parameter it is or, if it is computed (a parametrization), as a buffer."""
+    cell._parameters.pop(name, None)
+    cell._buffers.pop(name, None)
+    cell.__dict__.pop(name, None)
+    if isinstance(tensor, nn.Parameter):
+        cell.register_parameter(name, tensor)
+    else:
+        cell.register_buffer(name, tensor.detach())
+
+
+def _keep_forward(theirs: Any, cell: SRUCell) -> nn.Module:
+    """A shallow copy of a subclass's object that runs its own forward over our recurrence."""
+    clone = type(theirs).__new__(type(theirs))
+    clone.__dict__ = dict(theirs.__dict__)
+    for table in ("_parameters", "_buffers", "_modules"):
+        clone.__dict__[table] = dict(theirs.__dict__[table])
+
+    def apply_recurrence(u, v, residual, c0, scale_val, mask_c, mask_pad):  # type: ignore[no-untyped-def]
+        x = residual if residual.dim() == 3 else residual.unsqueeze(0)
+        gates, projected = cell.planar_gates(u, x)
+        custom = cell.planar_v(v, x) if v.dim() > 1 else None
+        h, c = cell.run(gates, projected, custom, x, c0, scale_val, mask_pad)
+        return h, c.to(x.dtype)
+
+    clone.__dict__["apply_recurrence"] = apply_recurrence
+    return clone
+
+
+def describe(module: SRU | SRUCell) -> dict[str, Any]:
+    """The options that decide what the layer computes."""
+    cell = module.rnn_lst[0] if isinstance(module, SRU) else module
+    options: dict[str, Any] = {"input_size": module.input_size, "hidden_size": module.hidden_size}
+    if isinstance(module, SRU):
+        options |= {
+            "num_layers": module.num_layers,
+            "nn_rnn_compatible_return": module.nn_rnn_compatible_return,
+            "proj_input_to_hidden_first": module.input_to_hidden is not None,
+        }
+    return options | {
+        "bidirectional": module.bidirectional,
+        "projection_size": cell.projection_size,
+        "use_tanh": bool(cell.activation_type),
+        "has_skip_term": cell.has_skip_term,
+        "layer_norm": cell.layer_norm is not None,
+        "normalize_after": cell.normalize_after,
+        "rescale": cell.rescale,
+        "v1": not bool(cell.weight_c.detach().any()),
+        "custom_m": type(cell.custom_m).__name__ if cell.custom_m is not None else None,
+    }
+
+
+def _state_shape(module: SRU | SRUCell) -> tuple[str | int, ...]:
+    layers = (module.num_layers,) if isinstance(module, SRU) else ()
+    return (*layers, "B", module.output_size)
+
+
+_HOMES = ("sru", "sru.modules", "sru.sru_functional", "sru.cuda_functional")
+_CELL_NAMES = frozenset(f"{home}.SRUCell" for home in _HOMES) | {"sru.modules.SRUppCell"}
+
+FAMILY = Family(
+    name="sru",
+    title="SRU (`sru` 2.0 to 2.6 and 3.0.0-dev)",
+    recurrences=("SRURecurrence", "LinearRecurrence"),
+    modules=(SRU, SRUCell),
+    constructors={
+        **{f"{home}.SRUCell": adapt_cell for home in _HOMES},
+        **{f"{home}.SRU": adapt_stack for home in _HOMES},
+        "sru.sru_functional.LayerNorm": lambda norm, base: _biased_norm(norm.a, norm.b, norm.eps),
+    },
+    prefixes=prefixes,
+    read=read,
+    options=(
+        Option("bidirectional", bool, "does it run in both directions?"),
+        Option("use_tanh", bool, "tanh on the state, or identity?"),
+        Option("has_skip_term", bool, "is there a highway connection?"),
+        Option("normalize_after", bool, "is LayerNorm on the layer's output, or on its input?"),
+        Option("nn_rnn_compatible_return", bool, "c as [layers * directions, B, hidden]?"),
+        Option("rescale", bool, "is scale_x applied to the highway connection?"),
+    ),
+    required=("input_size", "hidden_size"),
+    describe=describe,
+    arguments=(
+        Argument("input", lambda m: ("T", "B", m.input_size), "sequence"),
+        Argument("c0", _state_shape, "state"),
+        Argument("mask_pad", lambda m: ("T", "B"), "mask"),
+    ),
+    outputs=("h", "c"),
+    keys=("rnn_lst.0.weight", "rnn_lst.0.weight_c", "rnn_lst.0.bias", "rnn_lst.0.scale_x"),
+)

@@ -1,0 +1,130 @@
+"""Which inputs a file is tried on: several lengths and batch sizes, masks, chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from sruexport.engines import Port
+
+#: (T, B) for a file with both dynamic. T = 1 has no second step, B = 1 no second row: both have gone wrong elsewhere.
+SIZES = ((1, 1), (1, 3), (2, 2), (17, 4), (64, 1))
+_CHUNKS = (1, 4, 2)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call of the file.
+
+    Attributes:
+        name: in words: "T=17 B=4 masked".
+        feeds: arrays by input name, without states.
+        chunks: lengths along time to run it in; empty: whole.
+    """
+
+    name: str
+    feeds: dict[str, np.ndarray]
+    chunks: tuple[int, ...] = field(default=())
+
+
+def generated(inputs: tuple[Port, ...], metadata: Mapping[str, Any], masks: set[str], seed: int = 0) -> Iterator[Case]:
+    """Cases of random arrays that fit the file's inputs.
+
+    Args:
+        masks: inputs that are padding masks. They are zero in half of the cases and random in the others.
+    """
+    states = {state["input"] for state in metadata.get("states", [])}
+    ports = [port for port in inputs if port.name not in states]
+    random = np.random.default_rng(seed)
+    for sizes in _sizes(ports, metadata):
+        shown = " ".join(f"{dim}={size}" for dim, size in sizes.items()) or "static"
+        for masked in [False, True] if masks else [False]:
+            feeds = {port.name: _array(port, sizes, metadata, masks, masked, random) for port in ports}
+            name = f"{shown} masked" if masked else shown
+            yield Case(name, feeds)
+            length = sizes.get(str(metadata.get("time")), 0)
+            if states and length > 1:
+                yield Case(f"{name} in chunks", feeds, chunk_lengths(length))
+
+
+def given(data: Mapping[str, np.ndarray], metadata: Mapping[str, Any]) -> Iterator[Case]:
+    """The caller's own arrays, whole and, for a file with states, in chunks."""
+    yield Case("data", dict(data))
+    length = time_length(data, metadata)
+    if metadata.get("states") and length > 1:
+        yield Case("data in chunks", dict(data), chunk_lengths(length))
+
+
+def chunk_lengths(length: int) -> tuple[int, ...]:
+    """Split a length into chunks of changing size, of 1 too."""
+    chunks: list[int] = []
+    while sum(chunks) < length:
+        chunks.append(min(_CHUNKS[len(chunks) % len(_CHUNKS)], length - sum(chunks)))
+    return tuple(chunks)
+
+
+def time_axis(name: str, metadata: Mapping[str, Any]) -> int | None:
+    """The axis of an input that the recurrences run along, if it has one."""
+    axes = metadata.get("dynamic", {}).get(name, {})
+    return next((int(axis) for axis, dim in axes.items() if dim == metadata.get("time")), None)
+
+
+def time_length(feeds: Mapping[str, np.ndarray], metadata: Mapping[str, Any]) -> int:
+    for name, array in feeds.items():
+        axis = time_axis(name, metadata)
+        if axis is not None:
+            return int(array.shape[axis])
+    return 0
+
+
+def _sizes(ports: list[Port], metadata: Mapping[str, Any]) -> Iterator[dict[str, int]]:
+    dims = list(dict.fromkeys(dim for port in ports for dim in port.shape if isinstance(dim, str)))
+    if not dims:
+        yield {}
+    elif set(dims) <= {"T", "B"}:
+        yield from ({dim: {"T": t, "B": b}[dim] for dim in dims} for t, b in SIZES)
+    else:
+        example = _example_sizes(ports, metadata)
+        yield example
+        for dim in dims:
+            yield example | {dim: 1}
+            yield example | {dim: 2 * example[dim] + 1}
+
+
+def _example_sizes(ports: list[Port], metadata: Mapping[str, Any]) -> dict[str, int]:
+    examples = metadata.get("examples", {})
+    return {
+        dim: examples.get(port.name, {}).get("shape", [4] * len(port.shape))[axis]
+        for port in ports
+        for axis, dim in enumerate(port.shape)
+        if isinstance(dim, str)
+    }
+
+
+def _array(
+    port: Port,
+    sizes: Mapping[str, int],
+    metadata: Mapping[str, Any],
+    masks: set[str],
+    masked: bool,
+    random: np.random.Generator,
+) -> np.ndarray:
+    shape = [sizes[dim] if isinstance(dim, str) else dim for dim in port.shape]
+    if port.name in masks:
+        return (random.random(shape) < 0.3 * masked).astype(port.dtype)
+    if port.dtype.kind == "f":
+        return random.standard_normal(shape).astype(port.dtype)
+    known = metadata.get("examples", {}).get(port.name, {})
+    if port.dtype.kind == "b":
+        return random.random(shape) < known.get("true", 0.0)
+    low, high = known.get("low", 0), known.get("high", 1)
+    longest = known.get("longest")
+    if longest in sizes:
+        # Lengths: as long as the sequences of this case are, one of them all of it.
+        array = random.integers(1, sizes[longest] + 1, shape)
+        array.flat[0] = sizes[longest]
+        return array.astype(port.dtype)
+    return random.integers(low, high + 1, shape).astype(port.dtype)

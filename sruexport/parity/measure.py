@@ -1,0 +1,83 @@
+"""The rule: an engine is right when it is no farther from float64 than PyTorch's own rounding explains.
+
+    e = |engine - f64|,  p = |PyTorch - f64|,  scale = max |f64|
+    passed when  max e <= max(8 * max p, floor * scale),  floor = 1e-6 for float32
+
+PyTorch runs in the file's dtype. The floor is in proportion to that dtype's epsilon, so that it is about 8 epsilons for each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+FACTOR = 8.0
+_FLOAT32_FLOOR = 1e-6
+#: PyTorch so far from float64 (in floors) is no rounding: the layer was read wrongly, or the model amplifies noise.
+_UNEXPLAINED = 1000.0
+
+
+def floor(dtype: str) -> float:
+    """The relative error that is always allowed, for a file of `dtype`."""
+    return _FLOAT32_FLOOR * torch.finfo(getattr(torch, dtype)).eps / torch.finfo(torch.float32).eps
+
+
+@dataclass(frozen=True)
+class Errors:
+    """One output in one case.
+
+    Attributes:
+        engine_max, engine_mean, engine_p99: of |engine - f64|; infinite where the shapes, or the places of NaN
+            and infinity, are not the same.
+        pytorch_max: of |PyTorch - f64|.
+        scale: max |f64|.
+        bound: what engine_max may be.
+        reason: why it failed, if not by its numbers alone.
+    """
+
+    engine_max: float
+    engine_mean: float
+    engine_p99: float
+    pytorch_max: float
+    scale: float
+    bound: float
+    reason: str = ""
+
+    @property
+    def passed(self) -> bool:
+        return not self.reason and self.engine_max <= self.bound
+
+
+def compare(engine: np.ndarray, pytorch: np.ndarray, exact: np.ndarray, dtype: str) -> Errors:
+    """Judge one output: the engine's and PyTorch's arrays against float64's."""
+    engine, pytorch, exact = (np.asarray(array, dtype=np.float64) for array in (engine, pytorch, exact))
+    if engine.shape != exact.shape:
+        reason = f"the engine gives shape {list(engine.shape)}, PyTorch {list(exact.shape)}"
+        return failure(reason)
+    if exact.size == 0:
+        return Errors(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    finite = np.isfinite(exact)
+    scale = float(np.abs(exact[finite]).max(initial=0.0))
+    e, p = _distance(engine, exact, finite), _distance(pytorch, exact, finite)
+    bound = max(FACTOR * float(p.max()), floor(dtype) * scale)
+    reason = ""
+    if not np.isfinite(e).all() and np.isfinite(p).all():
+        reason = "the engine has NaN or infinity where PyTorch has none, or the other way around"
+    elif p.max() > _UNEXPLAINED * floor(dtype) * max(scale, np.finfo(np.float32).tiny):
+        reason = "PyTorch itself is farther from float64 than rounding explains"
+    return Errors(float(e.max()), float(e.mean()), float(np.quantile(e, 0.99)), float(p.max()), scale, bound, reason)
+
+
+def failure(reason: str) -> Errors:
+    """An output that the engine did not give at all."""
+    return Errors(np.inf, np.inf, np.inf, 0.0, 0.0, 0.0, reason)
+
+
+def _distance(values: np.ndarray, exact: np.ndarray, finite: np.ndarray) -> np.ndarray:
+    """|values - exact|; 0 where both are the same NaN or infinity, infinite where only one is."""
+    with np.errstate(invalid="ignore"):
+        distance = np.abs(values - exact)
+    same = (np.isnan(values) & np.isnan(exact)) | (values == exact)
+    return np.where(finite & np.isfinite(values), distance, np.where(same, 0.0, np.inf))

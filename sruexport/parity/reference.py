@@ -1,0 +1,90 @@
+"""The model in PyTorch: in float64, and in the file's dtype by its own layers where they run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from sruexport.errors import SruExportError
+from sruexport.exporter.call import result
+from sruexport.exporter.model import borrowed
+from sruexport.layers import adapt, family_of
+from sruexport.layers.states import StateBank, state_bank
+
+
+class Reference:
+    """Runs one model the way a file of it runs.
+
+    Args:
+        model: as the caller has it, with third-party layers or with ours.
+        metadata: of the file: dtype, states.
+        outputs: names of the file's outputs, in order.
+    """
+
+    def __init__(self, model: nn.Module, metadata: Mapping[str, Any], outputs: list[str]):
+        self.model = model
+        self.dtype: torch.dtype = getattr(torch, metadata.get("dtype", "float32"))
+        self._states = list(metadata.get("states", []))
+        self._outputs = outputs
+        own = {tensor.dtype for tensor in [*model.parameters(), *model.buffers()] if tensor.is_floating_point()}
+        foreign = any(adapt(module) is not None for module in model.modules())
+        self._run_own = foreign and own == {self.dtype}
+
+    def exact(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """In float64, by our layers."""
+        return self._by_ours(feeds, torch.float64)
+
+    def rounded(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """In the file's dtype: by the model's own layers if they are third-party ones and run here, else by ours."""
+        values = self._by_ours(feeds, self.dtype)
+        if self._run_own:
+            try:
+                values |= self._by_own(feeds)
+            except SruExportError:
+                raise
+            except Exception:
+                self._run_own = False  # no CPU op for it, or it was unpickled without its code: ours has to do
+        return values
+
+    def _by_ours(self, feeds: Mapping[str, np.ndarray], dtype: torch.dtype) -> dict[str, np.ndarray]:
+        with borrowed(self.model, dtype=dtype) as ours:
+            family = family_of(ours)
+            bank = StateBank()
+            for state in self._states:
+                if state["input"] in feeds:
+                    cell = ours.get_submodule(state["layer"])
+                    bank.given[cell] = torch.from_numpy(feeds[state["input"]]).to(_state_dtype(dtype))
+            with state_bank(bank):
+                output = ours(**keywords_of(feeds, self._states, dtype))
+            values = list(result(output, family.outputs if family else ()).values())
+            values += [bank.last[ours.get_submodule(state["layer"])] for state in self._states]
+        return {name: _numpy(value) for name, value in zip(self._outputs, values, strict=True)}
+
+    def _by_own(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        with borrowed(self.model, replace=lambda module: None) as model:
+            output = model(**keywords_of(feeds, self._states, self.dtype))
+        values = result(output).values()
+        return {name: _numpy(value) for name, value in zip(self._outputs, values)}
+
+
+def keywords_of(
+    feeds: Mapping[str, np.ndarray], states: list[dict[str, Any]], dtype: torch.dtype
+) -> dict[str, torch.Tensor]:
+    """Forward's arguments from a file's inputs: without the states, floats in `dtype`."""
+    names = {state["input"] for state in states}
+    tensors = {
+        name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in feeds.items() if name not in names
+    }
+    return {name: t.to(dtype) if t.is_floating_point() else t for name, t in tensors.items()}
+
+
+def _state_dtype(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _numpy(tensor: torch.Tensor) -> np.ndarray:
+    return tensor.detach().to(torch.float64).numpy()

@@ -1,0 +1,86 @@
+"""What a parity check found, as data."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .measure import Errors
+
+
+@dataclass(frozen=True)
+class CaseResult:
+    """One case: the errors of each output, or why it was not run."""
+
+    name: str
+    outputs: dict[str, Errors] = field(default_factory=dict)
+    skipped: str = ""
+
+    @property
+    def passed(self) -> bool:
+        return all(errors.passed for errors in self.outputs.values())
+
+
+@dataclass(frozen=True)
+class Report:
+    """The outcome of `validate`.
+
+    Attributes:
+        cases: every case in order, those that PyTorch itself refused among them.
+        first_departure: on failure, the path of the first layer that departs ("" is the model itself), if one was found.
+    """
+
+    path: Path
+    engine: str
+    dtype: str
+    cases: tuple[CaseResult, ...]
+    first_departure: str | None = None
+
+    @property
+    def passed(self) -> bool:
+        ran = [case for case in self.cases if not case.skipped]
+        return bool(ran) and all(case.passed for case in ran)
+
+    @property
+    def outputs(self) -> dict[str, Errors]:
+        """Of each output the case that is nearest to its bound, or farthest beyond it."""
+        worst: dict[str, Errors] = {}
+        for case in self.cases:
+            for name, errors in case.outputs.items():
+                if name not in worst or _ratio(errors) > _ratio(worst[name]):
+                    worst[name] = errors
+        return worst
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON; infinities as text."""
+
+        def plain(errors: Errors) -> dict[str, Any]:
+            values = {
+                key: str(v) if isinstance(v, float) and v == float("inf") else v for key, v in asdict(errors).items()
+            }
+            return values | {"passed": errors.passed}
+
+        return {
+            "passed": self.passed,
+            "file": str(self.path),
+            "engine": self.engine,
+            "dtype": self.dtype,
+            "first_departure": self.first_departure,
+            "outputs": {name: plain(errors) for name, errors in self.outputs.items()},
+            "cases": [
+                {
+                    "name": case.name,
+                    "passed": case.passed and not case.skipped,
+                    "skipped": case.skipped,
+                    "outputs": {name: plain(errors) for name, errors in case.outputs.items()},
+                }
+                for case in self.cases
+            ],
+        }
+
+
+def _ratio(errors: Errors) -> float:
+    if errors.reason:
+        return float("inf")
+    return errors.engine_max / errors.bound if errors.bound else (float("inf") if errors.engine_max else 0.0)
