@@ -1,6 +1,6 @@
-"""ONNX to ONNX: the recurrences as what an engine without functions and plugins takes. Installed as `sruexport.converters`.
+"""ONNX to ONNX: the recurrences in forms for engines without functions and plugins.
 
-One file per target form, one row in `CONVERTERS`.
+Installed as `sruexport.converters`. One file per target form, one row in `CONVERTERS`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The command line: words for what the package does. No logic lives here.
 
-Every command takes --json: then one document goes to stdout and everything for people to stderr. Exit codes: 0 done, 1 the numbers
-do not agree, 2 something that the caller can mend.
+Every command takes --json: then one document goes to stdout and everything for people to stderr. Exit codes: 0 done,
+1 the numbers do not agree, 2 something that the caller can mend.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ Inputs = Annotated[
     list[str] | None,
     typer.Option(
         "--input",
-        help="An argument of forward, for --model: 'x=float32[T,B,40]'; a name is a dynamic axis, 'T:50' gives it an example "
-        "size, 'ids=int64[T,B]:0..999' a range. Repeatable.",
+        help="An argument of forward, for --model: 'x=float32[T,B,40]'; a name is a dynamic axis, 'T:50' gives it an "
+        "example size, 'ids=int64[T,B]:0..999' a range. Repeatable.",
     ),
 ]
 
@@ -181,7 +181,7 @@ def demo_command(
 
         done = demo.run(output or Path(folder) / "speaker.onnx", progress)
     headings = ("steps", "speaker", "PyTorch", "", "ONNX Runtime", "")
-    rows = [
+    rows: list[tuple[str, ...]] = [
         (
             str(row["steps"]),
             str(row["speaker"]),

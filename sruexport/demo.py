@@ -1,4 +1,4 @@
-"""The demonstration: a trained SRU speaker classifier, exported, proven equal, and run beside PyTorch on real speech."""
+"""The demonstration: a trained SRU speaker classifier, exported, proven equal, and run on real speech."""
 
 from __future__ import annotations
 

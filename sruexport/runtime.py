@@ -34,8 +34,8 @@ class LoadedModel:
 
         Args:
             arrays: in the graph's order; or `named`: by input name. Floats are cast to the file's floats and
-                integers to its integers, as NumPy's ``same_kind`` allows; nothing else is. States (``state_i``) that are
-                left out start from zeros.
+                integers to its integers, as NumPy's ``same_kind`` allows; nothing else is. States (``state_i``)
+                that are left out start from zeros.
 
         Returns:
             all outputs, in the graph's order.

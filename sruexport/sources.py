@@ -83,7 +83,8 @@ def from_code(spec: str, weights: Path | None) -> Source:
     parts = made if isinstance(made, tuple) else (made,)
     if not parts or not isinstance(parts[0], nn.Module) or len(parts) > 3:
         raise OptionError(f"--model {spec}: {factory_name}() must return a torch.nn.Module, or (model, args, dynamic)")
-    source = Source(*parts, origin={"model": spec}, notes=notes)
+    source = Source(*parts)
+    source.origin, source.notes = {"model": spec}, notes
     if weights is not None:
         contents = open_checkpoint(weights)
         _load_weights(source.model, contents)
@@ -177,7 +178,8 @@ def _load_weights(model: nn.Module, contents: Contents) -> None:
             raise CheckpointError(f"{contents.path}: key {key} of the model is missing{closest(key, best)}")
         if best[key].shape != expected[key].shape:
             raise CheckpointError(
-                f"{contents.path}: key {key} has shape {list(best[key].shape)}, the model's is {list(expected[key].shape)}"
+                f"{contents.path}: key {key} has shape {list(best[key].shape)}, "
+                f"the model's is {list(expected[key].shape)}"
             )
     unknown = sorted(best.keys() - expected.keys())
     if unknown:
@@ -196,10 +198,7 @@ def _stand_in_for_sru() -> list[str]:
     from sruexport.layers import SRU, SRUCell
 
     package, modules = types.ModuleType("sru"), types.ModuleType("sru.modules")
-    for place in (package, modules):
-        place.SRU, place.SRUCell = SRU, SRUCell  # type: ignore[attr-defined]
-    package.modules = modules  # type: ignore[attr-defined]
-    package.__version__ = "2.6.0"  # type: ignore[attr-defined]
-    package.__path__ = []  # type: ignore[attr-defined]
-    sys.modules |= {"sru": package, "sru.modules": modules}
+    vars(modules).update(SRU=SRU, SRUCell=SRUCell)
+    vars(package).update(SRU=SRU, SRUCell=SRUCell, modules=modules, __version__="2.6.0", __path__=[])
+    sys.modules.update({"sru": package, "sru.modules": modules})
     return ["sru is not installed: the code gets sruexport's own SRU layers under that name"]

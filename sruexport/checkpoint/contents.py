@@ -90,7 +90,7 @@ def _read_safetensors(file: Path, digest: str) -> Contents:
     contents = Contents(file, "safetensors", digest)
     try:
         with safe_open(file, framework="pt") as opened:
-            contents.tables[""] = {name: opened.get_tensor(name) for name in opened.keys()}
+            contents.tables[""] = {name: opened.get_tensor(name) for name in list(opened.keys())}
             metadata = opened.metadata() or {}
     except (SafetensorError, OSError, ValueError) as error:
         raise CheckpointError(f"{file}: is cut off or damaged ({_short(error)})") from error

@@ -79,24 +79,25 @@ def _from_tensors(contents: Contents, prefix: str | None, options: dict[str, Any
         raise CheckpointError(_nothing_known(contents))
     if prefix is not None:
         wanted = prefix if prefix in ("", *(layer.prefix for layer in layers)) else f"{prefix.rstrip('.')}."
-        names = [layer.prefix for layer in layers]
+        names = [found.prefix for found in layers]
         if wanted not in names:
             raise OptionError(
                 f"no layer under prefix '{prefix}'{closest(wanted, names)} (there are {', '.join(map(repr, names))})"
             )
         layer = layers[names.index(wanted)]
     elif len(layers) > 1:
-        names = ", ".join(repr(layer.prefix) for layer in layers)
+        listed = ", ".join(repr(found.prefix) for found in layers)
         raise CheckpointError(
-            f"holds {len(layers)} recurrent layers: choose one with --prefix, of {names}, or export the whole model "
+            f"holds {len(layers)} recurrent layers: choose one with --prefix, of {listed}, or export the whole model "
             "with --model package.module:factory --weights FILE"
         )
     else:
         layer = layers[0]
         if layer.others:
             raise CheckpointError(
-                f"holds more than the recurrent layer '{layer.prefix}', such as {layer.others[0]}: export the whole model "
-                f"with --model package.module:factory --weights FILE, or the layer alone with --prefix '{layer.prefix}'"
+                f"holds more than the recurrent layer '{layer.prefix}', such as {layer.others[0]}: export the whole "
+                "model with --model package.module:factory --weights FILE, or the layer alone with "
+                f"--prefix '{layer.prefix}'"
             )
     for name in options:
         layer.family.option(name)

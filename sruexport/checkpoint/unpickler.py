@@ -14,7 +14,7 @@ from sruexport.layers import FAMILIES
 
 #: Names that build plain data and run nothing else.
 _PLAIN = {
-    "torch._utils": {"_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_parameter", "_rebuild_device_tensor_from_numpy"},
+    "torch._utils": {"_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_parameter"},
     "torch": {
         *("Size", "device", "dtype", "Tensor", "float16", "bfloat16", "float32", "float64", "half", "float", "double"),
         *("int8", "int16", "int32", "int64", "uint8", "bool", "complex64"),
@@ -22,7 +22,7 @@ _PLAIN = {
     "torch.nn.parameter": {"Parameter", "Buffer"},
     "torch.serialization": {"_get_layout"},
     "collections": {"OrderedDict", "defaultdict", "Counter"},
-    "builtins": {"set", "frozenset", "dict", "list", "tuple", "int", "float", "bool", "complex", "str", "bytes", "slice"},
+    "builtins": {"set", "frozenset", "dict", "list", "tuple", "int", "float", "bool", "str", "bytes", "slice"},
     "__builtin__": {"set", "dict", "list", "tuple", "int", "float", "bool"},
     "argparse": {"Namespace"},
     "numpy": {"dtype", "ndarray"},
@@ -46,7 +46,8 @@ class Unpickler(pickle.Unpickler):
             return _placeholder(module, name)
         raise UnsafeCheckpointError(
             f"the pickle asks for {module}.{name}, which is code and no model data: nothing was run. "
-            "Save the weights alone, torch.save(model.state_dict(), FILE), and give the code with --model package.module:factory"
+            "Save the weights alone, torch.save(model.state_dict(), FILE), and give the code with "
+            "--model package.module:factory"
         )
 
 

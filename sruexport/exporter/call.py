@@ -61,7 +61,7 @@ class Call:
         for name, value in keyed.items():
             if isinstance(value, PackedSequence):
                 raise OptionError(
-                    f"args: {name} is a PackedSequence, which no graph takes: give the padded tensor and its mask or lengths"
+                    f"args: {name} is a PackedSequence, which no graph takes: give the padded tensor and its mask"
                 )
         keyed = pytree.tree_map(lambda leaf: torch.from_numpy(leaf) if isinstance(leaf, np.ndarray) else leaf, keyed)
         paths, spec = pytree.tree_flatten_with_path(keyed)

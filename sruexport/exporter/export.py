@@ -92,7 +92,8 @@ def export(
     Args:
         model: any nn.Module; layers of the `sru` package or of sruexport are found at any depth. It is left as it was.
         args: what forward is called with, as an example: a tuple of tensors, or a dict by argument name. Tensors
-            become graph inputs under forward's argument names, all else is constant. None makes an example for a bare layer.
+            become graph inputs under forward's argument names, all else is constant. None makes an example for a
+            bare layer.
         path: the file. It appears whole or not at all.
         dynamic: ``{argument: {axis: name}}``. Left out, a bare recurrent layer gets its time and batch axes as "T" and
             "B"; any other model has to say, ``dynamic={}`` for a static file.

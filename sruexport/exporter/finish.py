@@ -93,7 +93,7 @@ def check_dims(model: ir.Model, axes: Axes) -> None:
     """Compare the dims of the graph's inputs with those asked for, and give every other input axis a number.
 
     Raises:
-        DynamicAxesError: an axis came out static that was to be dynamic, or the other way around, or under another name.
+        DynamicAxesError: an axis came out static that was to be dynamic, or the other way around.
     """
     for value in model.graph.inputs:
         asked = axes.get(value.name or "", {})

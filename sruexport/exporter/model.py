@@ -1,6 +1,6 @@
 """Borrowing the caller's model: known layers replaced, another dtype, eval mode; and everything put back.
 
-Nothing is copied. Models with weight norm or other computed tensors cannot be deep-copied, and large ones should not be.
+Nothing is copied: models with computed tensors, such as weight norm, cannot be, and large ones should not be.
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ def borrowed(
         if dtype is not None:
             _cast(root, dtype, stack)
         for module in root.modules():
-            if hasattr(module, "choose_recurrence"):
-                module.choose_recurrence()
+            choose = getattr(module, "choose_recurrence", None)
+            if callable(choose):
+                choose()
         stack.enter_context(torch.no_grad())
         yield root
 

@@ -96,10 +96,12 @@ def trace(
 def _capture(graph: nn.Module, tensors: tuple[torch.Tensor, ...], shapes: Any) -> torch.export.ExportedProgram:
     """torch.export, first with every condition on the dynamic axes proven, then, if that fails, with them assumed.
 
-    Code such as `math.ceil(T / hop)` makes conditions that hold for every T but that torch cannot prove. The conditions that are
-    assumed are told, since the file does not check them.
+    Code such as `math.ceil(T / hop)` makes conditions that hold for every T but that torch cannot prove. What is
+    assumed is told, since the file does not check it.
     """
-    with graph_tracing(), torch.fx.experimental._config.patch(backed_size_oblivious=True):
+    # As torch.onnx.export does: an axis is not taken for constant because the example has 0 or 1 there.
+    oblivious = torch.fx.experimental._config.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]
+    with graph_tracing(), oblivious:
         try:
             return torch.export.export(graph, tensors, dynamic_shapes=shapes, strict=False)
         except torch._dynamo.exc.UserError as error:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor, _VF
+from torch import _VF, Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 
@@ -33,8 +33,8 @@ def padded_packing() -> Iterator[None]:
     """
     names = ("_pack_padded_sequence", "_pad_packed_sequence")
     originals = {name: getattr(_VF, name) for name in names}
-    _VF._pack_padded_sequence = _pack
-    _VF._pad_packed_sequence = _pad
+    for name, stand_in in zip(names, (_pack, _pad), strict=True):
+        setattr(_VF, name, stand_in)
     try:
         yield
     finally:

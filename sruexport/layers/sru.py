@@ -31,6 +31,10 @@ class SRUCell(nn.Module):
         weight_c, bias [2*O]: forget, reset; scale_x [1]; layer_norm.weight, .bias [I], or [O] with normalize_after.
     """
 
+    scale_x: Tensor
+    layer_norm: nn.Module | None
+    custom_m: nn.Module | None
+
     def __init__(
         self,
         input_size: int,
@@ -140,7 +144,7 @@ class SRUCell(nn.Module):
         scale: Tensor | None,
         mask_pad: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        """The recurrence behind the product: LinearRecurrence where weight_c is zero (in a graph), else SRURecurrence."""
+        """The recurrence behind the product: LinearRecurrence in a graph where weight_c is zero, else SRURecurrence."""
         if not self.has_skip_term:
             highway = torch.zeros(1, 1, self.output_size, dtype=u.dtype, device=u.device)
         elif projected is not None:

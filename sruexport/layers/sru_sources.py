@@ -1,7 +1,7 @@
 """Where SRU layers come from: state_dicts of every layout, and objects of the `sru` package, live or unpickled.
 
-`sru` itself is never imported: it compiles C++ when it is. Its objects are known by the names of their classes, and read
-by their attributes, which this file maps over the versions 2.0 to 3.0.0-dev.
+`sru` itself is never imported: it compiles C++ when it is. Its objects are known by the names of their classes and read
+by their attributes, over the versions 2.0 to 3.0.0-dev.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def read(tensors: Tensors, options: Mapping[str, Any]) -> nn.Module:
     if "input_to_hidden.weight" in tensors:
         flat["input_to_hidden.weight"] = tensors["input_to_hidden.weight"]
     _load(module, flat)
-    if stacked:
+    if isinstance(module, SRU):
         for i, cell in enumerate(module.rnn_lst):
             _convert_2_0_norm(tensors, f"ln_lst.{i}.", cell)
     return module
@@ -146,7 +146,8 @@ def _normal_cell(cell: dict[str, Tensor], where: str) -> dict[str, Tensor]:
     size = cell["bias"].numel() // 2
     if cell["weight"].shape[1] not in (3 * size, 4 * size):
         raise CheckpointError(
-            f"key {where}weight has shape {list(cell['weight'].shape)}: with bias of {2 * size} it needs {3 * size} or {4 * size} columns"
+            f"key {where}weight has shape {list(cell['weight'].shape)}: "
+            f"with a bias of {2 * size} it needs {3 * size} or {4 * size} columns"
         )
     for key in ("weight", "bias"):
         if f"post_norm.{key}" in cell:
@@ -197,7 +198,7 @@ def _load(module: nn.Module, tensors: Tensors) -> None:
     module.load_state_dict({key: tensor.detach() for key, tensor in tensors.items()}, assign=True)
 
 
-def _convert_2_0_norm(tensors: Tensors, prefix: str, cell: SRUCell) -> None:
+def _convert_2_0_norm(tensors: Tensors, prefix: str, cell: nn.Module) -> None:
     """The LayerNorm of 2.0 divides by the unbiased deviation: a LayerNorm with scaled weight and epsilon.
 
     a * (x - mean) / sqrt(var * n/(n-1) + eps)  =  (a * sqrt((n-1)/n)) * (x - mean) / sqrt(var + eps * (n-1)/n)
@@ -311,7 +312,7 @@ def _share(cell: nn.Module, name: str, tensor: Tensor) -> None:
 
 def _keep_forward(theirs: Any, cell: SRUCell) -> nn.Module:
     """A shallow copy of a subclass's object that runs its own forward over our recurrence."""
-    clone = type(theirs).__new__(type(theirs))
+    clone: Any = object.__new__(type(theirs))
     clone.__dict__ = dict(theirs.__dict__)
     for table in ("_parameters", "_buffers", "_modules"):
         clone.__dict__[table] = dict(theirs.__dict__[table])
@@ -329,7 +330,7 @@ def _keep_forward(theirs: Any, cell: SRUCell) -> nn.Module:
 
 def describe(module: SRU | SRUCell) -> dict[str, Any]:
     """The options that decide what the layer computes."""
-    cell = module.rnn_lst[0] if isinstance(module, SRU) else module
+    cell: Any = module.rnn_lst[0] if isinstance(module, SRU) else module
     options: dict[str, Any] = {"input_size": module.input_size, "hidden_size": module.hidden_size}
     if isinstance(module, SRU):
         options |= {
@@ -345,7 +346,7 @@ def describe(module: SRU | SRUCell) -> dict[str, Any]:
         "layer_norm": cell.layer_norm is not None,
         "normalize_after": cell.normalize_after,
         "rescale": cell.rescale,
-        "v1": not bool(cell.weight_c.detach().any()),
+        "v1": not cell.weight_c.detach().any().item(),
         "custom_m": type(cell.custom_m).__name__ if cell.custom_m is not None else None,
     }
 

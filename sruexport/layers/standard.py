@@ -1,8 +1,8 @@
 """torch.nn.LSTM, GRU and RNN as ONNX's own LSTM, GRU and RNN nodes.
 
 The PyTorch exporter traces these with their length fixed, whatever was asked for. They are not families of
-sruexport: they are replaced for the time of a trace only, and only so that a model which has them beside its linear RNNs
-keeps its dynamic axes.
+sruexport: they are replaced while a graph is traced, so that a model which has them beside its linear RNNs keeps its
+dynamic axes.
 
 Gate orders: PyTorch LSTM i, f, g, o and ONNX i, o, f, c; PyTorch GRU r, z, n and ONNX z, r, h with
 linear_before_reset = 1 (torch.nn docs; ONNX operator docs).
@@ -116,7 +116,8 @@ class StandardRNN(nn.Module):
 
 def for_graph(module: nn.Module) -> nn.Module | None:
     """What stands in for a torch.nn recurrent layer while a graph is traced; None for anything else."""
-    return StandardRNN(module) if type(module) in (nn.LSTM, nn.GRU, nn.RNN) else None
+    known = isinstance(module, nn.RNNBase) and type(module) in (nn.LSTM, nn.GRU, nn.RNN)
+    return StandardRNN(module) if known else None  # type: ignore[arg-type]
 
 
 __all__ = ["StandardRNN", "for_graph"]

@@ -3,7 +3,7 @@
     e = |engine - f64|,  p = |PyTorch - f64|,  scale = max |f64|
     passed when  max e <= max(8 * max p, floor * scale),  floor = 1e-6 for float32
 
-PyTorch runs in the file's dtype. The floor is in proportion to that dtype's epsilon, so that it is about 8 epsilons for each.
+PyTorch runs in the file's dtype. The floor is in proportion to that dtype's epsilon: about 8 epsilons for each.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ class Report:
 
     Attributes:
         cases: every case in order, those that PyTorch itself refused among them.
-        first_departure: on failure, the path of the first layer that departs ("" is the model itself), if one was found.
+        first_departure: on failure, the path of the first layer that departs ("": the model itself), if found.
     """
 
     path: Path

@@ -73,7 +73,7 @@ class Variant:
 
     @property
     def overload(self) -> str:
-        """The name of the body where a file needs several bodies of one op, such as ``bidirectional_tanh_1_0_float``."""
+        """Names the body where a file needs several of one op: ``bidirectional_tanh_1_0_float``."""
         return "_".join(str(value) for _, value in self.attributes) + "_" + self.dtype.name.lower()
 
 
@@ -111,7 +111,7 @@ class Recurrence:
             torch.onnx.ops.symbolic_multi_out(
                 f"{DOMAIN}::{self.op_type}",
                 inputs,
-                attrs={name: attributes[name] for name in self.attributes} | dict(PLUGIN_ATTRIBUTES),
+                attrs={**{name: attributes[name] for name in self.attributes}, **PLUGIN_ATTRIBUTES},
                 dtypes=[state_dtype if out.state else inputs[0].dtype for out in self.outputs],
                 shapes=self.output_shapes(inputs),
                 version=DOMAIN_VERSION,

@@ -7,8 +7,8 @@
                                                            at padding: c_t = c_{t-1}, h_t = 0
 
 The equations are those of Lei et al. 2018, "Simple Recurrent Units for Highly Parallelizable Recurrence", in
-the form that the `sru` package computes (2.6.0, csrc/sru_cpu_impl.cpp). Since v is trained, c is not a linear recurrence and no
-parallel scan of it is exact; with v = 0 the layer uses LinearRecurrence instead.
+the form that the `sru` package computes (2.6.0, csrc/sru_cpu_impl.cpp). With a trained v, c is not a linear recurrence
+and no parallel scan of it is exact; with v = 0 the layer uses LinearRecurrence instead.
 """
 
 from __future__ import annotations
