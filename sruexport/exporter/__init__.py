@@ -3,7 +3,9 @@
 export.py      the way from model to file
 call.py        arguments and results as named tensors; which axes are dynamic
 model.py       the caller's model, borrowed: layers replaced, dtype changed, all put back
-trace.py       torch.onnx.export, with clean names
+branches.py    branches taken by the values of tensors
+trace.py       torch.export and torch.onnx, with clean names
+quiet.py       what those say to themselves, kept off the terminal
 functions.py   the recurrences' function bodies
 finish.py      weights laid out, 16-bit ops made runnable, dims checked
 write.py       all or nothing

@@ -12,6 +12,7 @@ from sruexport.errors import DynamicAxesError
 from sruexport.recurrences import DOMAIN
 
 from .call import Axes
+from .quiet import quiet
 
 #: Ops that only move weights about. They are done once, here, and not in every run of the graph.
 _LAYOUT = {"Reshape", "Transpose", "Slice", "Squeeze", "Unsqueeze", "Identity", "Split", "Cast", "Concat", "Gather"}
@@ -35,7 +36,8 @@ def fold_weights(model: ir.Model) -> None:
         users = [user for value in large for user in value.consumers()]
         return all(user.op_type in _LAYOUT and not user.domain for user in users)
 
-    optimizer.fold_constants(model, output_size_limit=2**40, should_fold=should_fold)
+    with quiet():
+        optimizer.fold_constants(model, output_size_limit=2**40, should_fold=should_fold)
     passes.RemoveUnusedNodesPass()(model)
     passes.LiftConstantsToInitializersPass(lift_all_constants=False, size_limit=_SMALL)(model)
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import onnx_ir as ir
@@ -20,6 +19,7 @@ from sruexport.recurrences import graph_tracing
 from .branches import Decisions, Replaying
 from .call import Axes, Call, result
 from .model import padded_for_graph
+from .quiet import quiet
 
 #: Node metadata: the path of the module that a node comes from, in the caller's model.
 MODULE_KEY = "sruexport.module"
@@ -77,7 +77,7 @@ def trace(
     shapes: list[dict[int, Any]] = [{axis: dims[d] for axis, d in axes.get(name, {}).items()} for name in call.names]
     shapes += [{0: dims[batch]} if batch else {}] * len(states)
     tensors = (*call.tensors, *(state for _, state in states))
-    with _quiet(), padded_for_graph():
+    with quiet(), padded_for_graph():
         try:
             captured = _capture(graph, tensors, {"tensors": tuple(shapes)})
             program = torch.onnx.export(captured, dynamo=True, opset_version=opset, verbose=False)
@@ -111,6 +111,10 @@ def _capture(graph: nn.Module, tensors: tuple[torch.Tensor, ...], shapes: Any) -
         captured = torch.export.export(
             graph, tensors, dynamic_shapes=shapes, strict=False, prefer_deferred_runtime_asserts_over_guards=True
         )
+    # That an axis is not 1 is the tracer's own condition; ONNX broadcasts by the sizes at run time.
+    conditions = [condition for condition in conditions if not condition.endswith("!= 1")]
+    if not conditions:
+        return captured
     warnings.warn(
         f"the model's code puts {len(conditions)} conditions on the dynamic axes that could not be proven; the file "
         f"takes them for granted, the first being {conditions[0]}: validate it at the sizes that you need",
@@ -218,18 +222,3 @@ def _root_cause(error: BaseException) -> str:
 def _first_lines(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return " ".join(lines[:3])[:400]
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """The exporter warns of much that its user cannot mend; errors still come through."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            warnings.simplefilter("always", ModelWarning)
-            yield
-    finally:
-        logger.setLevel(level)

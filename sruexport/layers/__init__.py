@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from torch import nn
 
-from . import sru_sources
+from . import sru_sources, srupp
 from .family import Family, third_party_name
 from .sru import SRU, SRUCell
+from .srupp import SRUpp, SRUppCell
 
-FAMILIES: dict[str, Family] = {family.name: family for family in (sru_sources.FAMILY,)}
+FAMILIES: dict[str, Family] = {family.name: family for family in (sru_sources.FAMILY, srupp.FAMILY)}
 
 
 def family_of(module: nn.Module) -> Family | None:
-    """The family whose own class `module` is of."""
-    return next((family for family in FAMILIES.values() if isinstance(module, family.modules)), None)
+    """The family whose own class `module` is of, or of the nearest class above."""
+    for base in type(module).__mro__:
+        for family in FAMILIES.values():
+            if base in family.modules:
+                return family
+    return None
 
 
 def adapt(module: nn.Module) -> nn.Module | None:
@@ -26,4 +31,4 @@ def adapt(module: nn.Module) -> nn.Module | None:
     return None
 
 
-__all__ = ["FAMILIES", "SRU", "Family", "SRUCell", "adapt", "family_of"]
+__all__ = ["FAMILIES", "SRU", "Family", "SRUCell", "SRUpp", "SRUppCell", "adapt", "family_of"]

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import _VF, Tensor
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 
@@ -51,6 +52,9 @@ def _pack(padded: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, T
 def _pad(
     data: Tensor, batch_sizes: Tensor, batch_first: bool, padding_value: float, total_length: int
 ) -> tuple[Tensor, Tensor]:
+    if not statically_known_true(total_length == data.shape[0]):
+        longer = data.new_zeros(total_length - data.shape[0], *data.shape[1:])
+        data = torch.cat([data, longer])
     rows = torch.arange(data.shape[1])
     lengths = (batch_sizes.unsqueeze(1) > rows.unsqueeze(0)).sum(0)
     padding = torch.arange(data.shape[0]).unsqueeze(1) >= lengths.unsqueeze(0)

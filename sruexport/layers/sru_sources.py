@@ -89,7 +89,7 @@ def read(tensors: Tensors, options: Mapping[str, Any]) -> nn.Module:
     flat = {f"rnn_lst.{i}.{key}" if stacked else key: t for i, cell in enumerate(weights) for key, t in cell.items()}
     if "input_to_hidden.weight" in tensors:
         flat["input_to_hidden.weight"] = tensors["input_to_hidden.weight"]
-    _load(module, flat)
+    load_checked(module, flat)
     if isinstance(module, SRU):
         for i, cell in enumerate(module.rnn_lst):
             _convert_2_0_norm(tensors, f"ln_lst.{i}.", cell)
@@ -183,14 +183,14 @@ def _told(weights: list[dict[str, Tensor]]) -> dict[str, Any]:
     return told
 
 
-def _load(module: nn.Module, tensors: Tensors) -> None:
+def load_checked(module: nn.Module, tensors: Tensors) -> None:
     """Load with the keys and shapes checked, into tensors of the checkpoint's own dtype."""
     expected = module.state_dict()
     for key in sorted(expected.keys() | tensors.keys()):
         if key not in tensors:
             raise CheckpointError(f"key {key} is missing")
         if key not in expected:
-            raise CheckpointError(f"key {key} is not one of this SRU's: do the options fit the checkpoint?")
+            raise CheckpointError(f"key {key} is not one of this layer's: do the options fit the checkpoint?")
         if expected[key].shape != tensors[key].shape:
             raise CheckpointError(
                 f"key {key} has shape {list(tensors[key].shape)}, expected {list(expected[key].shape)}"
@@ -251,15 +251,19 @@ def adapt_cell(theirs: Any, base: type) -> nn.Module:
     cell.projection_size = getattr(theirs, "projection_size", 0) or getattr(theirs, "n_proj", 0)
     cell.layer_norm = getattr(theirs, "layer_norm", None) or None
     cell.custom_m = getattr(theirs, "custom_m", None)
-    if hasattr(theirs, "transform_module"):
-        cell.custom_m = theirs.transform_module
+    product = _plain_product(getattr(theirs, "transform_module", None))
+    if product is None:
+        cell.custom_m = getattr(theirs, "transform_module", cell.custom_m)
     names = ["weight_c", "bias", "scale_x"]
     if cell.custom_m is None:
-        names += ["weight"] + (["weight_proj"] if getattr(theirs, "weight_proj", None) is not None else [])
+        owned = [] if product else ["weight", "weight_proj"]
+        names += [name for name in owned if getattr(theirs, name, None) is not None]
     else:
         del cell.weight
     for name in names:
         _share(cell, name, getattr(theirs, name))
+    for name, matrix in (product or {}).items():
+        _share(cell, name, matrix.t())
     if getattr(theirs, "weight_norm", False) and hasattr(theirs, "gain"):
         _share(cell, "weight", theirs.gain * theirs.weight / theirs.weight.norm(2, 0))
     return _keep_forward(theirs, cell) if own else cell
@@ -297,6 +301,15 @@ def adapt_layer_by_name(cell: Any) -> Any:
         if third_party_name(base) in _CELL_NAMES:
             return adapt_cell(cell, base)
     return cell
+
+
+def _plain_product(transform: nn.Module | None) -> dict[str, Tensor] | None:
+    """The matrices of a 3.0.0-dev transform_module that is one Linear, or two in a row; None if it is anything else."""
+    linears = list(transform) if type(transform) is nn.Sequential else [transform]
+    if not all(type(linear) is nn.Linear and linear.bias is None for linear in linears) or len(linears) > 2:
+        return None
+    matrices = [linear.weight for linear in linears if isinstance(linear, nn.Linear)]
+    return dict(zip(["weight"] if len(matrices) == 1 else ["weight_proj", "weight"], matrices, strict=True))
 
 
 def _share(cell: nn.Module, name: str, tensor: Tensor) -> None:
@@ -357,7 +370,7 @@ def _state_shape(module: SRU | SRUCell) -> tuple[str | int, ...]:
 
 
 _HOMES = ("sru", "sru.modules", "sru.sru_functional", "sru.cuda_functional")
-_CELL_NAMES = frozenset(f"{home}.SRUCell" for home in _HOMES) | {"sru.modules.SRUppCell"}
+_CELL_NAMES = frozenset(f"{home}.SRUCell" for home in _HOMES)
 
 FAMILY = Family(
     name="sru",

@@ -31,12 +31,12 @@ class StandardRNN(nn.Module):
         super().__init__()
         if getattr(original, "proj_size", 0):
             raise ExportError("a torch.nn.LSTM with proj_size has no ONNX node")
-        self.original = original
+        # Not as a child, which would be replaced in its turn: its parameters are this module's own.
+        self.__dict__["original"] = original
+        self.__dict__["_parameters"] = original._parameters
 
     def __getattr__(self, name: str) -> Any:
-        if name == "original":
-            return super().__getattr__(name)
-        return getattr(super().__getattr__("original"), name)
+        return getattr(self.__dict__["original"], name)
 
     def forward(self, input: Tensor | PackedSequence, hx: Any = None) -> tuple[Any, Any]:
         packed, lengths = input, None
@@ -106,12 +106,13 @@ class StandardRNN(nn.Module):
             dtypes=[x.dtype] * (3 if lstm else 2),
             shapes=[[x.shape[0], directions, batch, size], state] + ([state] if lstm else []),
         )
-        y = outputs[0].transpose(1, 2).reshape(x.shape[0], batch, directions * size)
-        return y, *outputs[1:]
+        # No reshape: it would ask how the data lie in memory, and so put a condition on the batch axis.
+        return torch.cat(outputs[0].unbind(1), dim=-1), *outputs[1:]
 
     def _gates(self, name: str) -> Tensor:
-        blocks = getattr(self.original, name).chunk(len(_GATES[self.original.mode]))
-        return torch.cat([blocks[i] for i in _GATES[self.original.mode]])
+        # By slices, which the exporter folds; a Split of weights it leaves in the graph.
+        weight, size = getattr(self.original, name), self.original.hidden_size
+        return torch.cat([weight.narrow(0, i * size, size) for i in _GATES[self.original.mode]])
 
 
 def for_graph(module: nn.Module) -> nn.Module | None:
