@@ -24,6 +24,8 @@ from .quiet import quiet
 #: Node metadata: the path of the module that a node comes from, in the caller's model.
 MODULE_KEY = "sruexport.module"
 _ROOT = "model"
+#: "size != 1", or the same times a number: "(4*size) != 4".
+_NOT_ONE = re.compile(r"^\((\d+)\*.*\) != \1$|!= 1$")
 
 
 class _Graph(nn.Module):
@@ -112,7 +114,7 @@ def _capture(graph: nn.Module, tensors: tuple[torch.Tensor, ...], shapes: Any) -
             graph, tensors, dynamic_shapes=shapes, strict=False, prefer_deferred_runtime_asserts_over_guards=True
         )
     # That an axis is not 1 is the tracer's own condition; ONNX broadcasts by the sizes at run time.
-    conditions = [condition for condition in conditions if not condition.endswith("!= 1")]
+    conditions = [condition for condition in conditions if not _NOT_ONE.search(condition)]
     if not conditions:
         return captured
     warnings.warn(

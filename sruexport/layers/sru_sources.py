@@ -60,7 +60,7 @@ def read(tensors: Tensors, options: Mapping[str, Any]) -> nn.Module:
         told["proj_input_to_hidden_first"] = True
         told["input_size"] = tensors["input_to_hidden.weight"].shape[1]
     for name, value in told.items():
-        if name in options and options[name] != value and name not in ("rescale", "v1", "n_proj", "projection_size"):
+        if name in options and options[name] != value and name not in ("rescale", "v1"):
             raise CheckpointError(f"option {name}={options[name]} contradicts the tensors, which say {name}={value}")
     known = {**told, **options}
     complete = {"input_size", "hidden_size"} <= options.keys()
@@ -70,14 +70,8 @@ def read(tensors: Tensors, options: Mapping[str, Any]) -> nn.Module:
     missing = [name for name in asked if name not in known]
     if missing and not complete:
         raise FAMILY.missing(missing)
-    if not stacked:
-        known["n_proj"] = known.pop("projection_size", 0)
-    else:
-        known["num_layers"] = len(weights)
-    if known.get("bidirectional", False) and told["output_size"] % 2:
-        raise CheckpointError(
-            f"option bidirectional=true contradicts the output size {told['output_size']}, which is odd"
-        )
+    known["num_layers"] = len(weights)
+    known["projection_size"] = known["n_proj"] = 0
     known["hidden_size"] = told["output_size"] // (2 if known.get("bidirectional", False) else 1)
     if options.get("hidden_size", known["hidden_size"]) != known["hidden_size"]:
         raise CheckpointError(
@@ -86,6 +80,9 @@ def read(tensors: Tensors, options: Mapping[str, Any]) -> nn.Module:
     cls = SRU if stacked else SRUCell
     names = inspect.signature(cls).parameters
     module = cls(**{name: value for name, value in known.items() if name in names})
+    for cell, held in zip(module.rnn_lst if isinstance(module, SRU) else [module], weights):
+        if "weight_proj" in held:
+            _project(cell, held["weight_proj"].shape[-1])
     flat = {f"rnn_lst.{i}.{key}" if stacked else key: t for i, cell in enumerate(weights) for key, t in cell.items()}
     if "input_to_hidden.weight" in tensors:
         flat["input_to_hidden.weight"] = tensors["input_to_hidden.weight"]
@@ -164,7 +161,6 @@ def _told(weights: list[dict[str, Tensor]]) -> dict[str, Any]:
         "layer_norm": "layer_norm.weight" in weights[0],
         "rescale": any(bool((cell["scale_x"] != 1).any()) for cell in weights),
         "v1": not any(bool(cell["weight_c"].any()) for cell in weights),
-        "projection_size": max((cell["weight_proj"].shape[1] if "weight_proj" in cell else 0) for cell in weights),
     }
     if size % 2:
         told["bidirectional"] = False
@@ -181,6 +177,13 @@ def _told(weights: list[dict[str, Tensor]]) -> dict[str, Any]:
         elif rows != size and "layer_norm.weight" in cell:
             told["normalize_after"] = cell["layer_norm.weight"].numel() == size
     return told
+
+
+def _project(cell: Any, size: int) -> None:
+    """Make room for a product of two matrices; 3.0.0-dev has one of its own size in any layer, however wide."""
+    cell.projection_size = size
+    cell.weight_proj = nn.Parameter(torch.empty(cell.input_size, size))
+    cell.weight = nn.Parameter(torch.empty(size, cell.weight.shape[1]))
 
 
 def load_checked(module: nn.Module, tensors: Tensors) -> None:

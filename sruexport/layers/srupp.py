@@ -88,7 +88,6 @@ class SRUppAttention(nn.Module):
             memory: [M, B, in_features], put in front of the input as keys and values.
             memory_mask_pad: [M, B], non-zero at padding.
         """
-        length, batch = input.shape[:2]
         source = input if memory is None else torch.cat([memory, input])
         z = self.linear1(source)
         residual = z if memory is None else z[memory.shape[0] :]
@@ -103,7 +102,7 @@ class SRUppAttention(nn.Module):
         padding = self._padding(input, mask_pad, memory, memory_mask_pad)
         if padding is not None:
             logits = logits.masked_fill(padding.transpose(0, 1)[:, None, None, :], float("-inf"))
-        mixed = (torch.softmax(logits, dim=-1) @ v).permute(2, 0, 1, 3).reshape(length, batch, -1)
+        mixed = (torch.softmax(logits, dim=-1) @ v).permute(2, 0, 1, 3).flatten(2)
         output = mixed * self.alpha + residual
         if self.layer_norm is not None and self.normalize_after:
             output = self.layer_norm(output)
@@ -111,7 +110,7 @@ class SRUppAttention(nn.Module):
 
     def _heads(self, t: Tensor) -> Tensor:
         """[S, B, p] to [B, heads, S, p / heads]."""
-        return t.reshape(*t.shape[:2], self.num_heads, -1).permute(1, 2, 0, 3)
+        return t.unflatten(-1, (self.num_heads, -1)).permute(1, 2, 0, 3)
 
     @staticmethod
     def _padding(
@@ -123,14 +122,15 @@ class SRUppAttention(nn.Module):
         now = input.new_zeros(input.shape[:2], dtype=torch.bool) if mask_pad is None else mask_pad != 0
         if memory is None:
             return now
-        before = input.new_zeros(memory.shape[:2], dtype=torch.bool) if memory_mask_pad is None else memory_mask_pad != 0
-        return torch.cat([before, now])
+        if memory_mask_pad is None:
+            memory_mask_pad = input.new_zeros(memory.shape[:2], dtype=torch.bool)
+        return torch.cat([memory_mask_pad != 0, now])
 
 
 class SRUppCell(SRUCell):
     """One SRU++ layer: SRU's recurrence on gates that `transform_module` computes."""
 
-    transform_module: SRUppProjectedLinear | SRUppAttention
+    transform_module: Any
 
     def __init__(
         self,
@@ -156,7 +156,7 @@ class SRUppCell(SRUCell):
         )
         del self.weight, self.weight_proj
         if transform_module is not None:
-            self.transform_module = transform_module  # type: ignore[assignment]
+            self.transform_module = transform_module
 
     def forward(  # type: ignore[override]
         self,
@@ -372,7 +372,7 @@ def adapt_cell(theirs: Any, base: type) -> nn.Module:
         )
     cell.layer_norm = theirs.layer_norm
     cell.weight_c, cell.bias, cell.scale_x = theirs.weight_c, theirs.bias, theirs.scale_x
-    cell.transform_module = adapt_transform(theirs.transform_module, base)  # type: ignore[assignment]
+    cell.transform_module = adapt_transform(theirs.transform_module, base)
     return cell
 
 
