@@ -1,14 +1,16 @@
 """The command line: words for what the package does. No logic lives here.
 
 Every command takes --json: then one document goes to stdout and everything for people to stderr. Exit codes: 0 done,
-1 the numbers do not agree, 2 something that the caller can mend.
+1 the numbers do not agree, 2 something that the caller can mend, 3 a fault of sruexport itself, 130 interrupted.
 """
 
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 import tempfile
+import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,13 +19,13 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from sruexport._version import __version__
 from sruexport.errors import ModelWarning, OptionError, SruExportError
 
 app = typer.Typer(
     help="Trained SRU and linear-RNN models from PyTorch to ONNX, proven equal.",
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     add_completion=False,
@@ -57,22 +59,32 @@ class _Talk:
 
     def __init__(self, as_json: bool):
         self.as_json = as_json
-        self.people = Console(stderr=as_json, highlight=False, soft_wrap=not sys.stdout.isatty())
-        self.errors = Console(stderr=True, highlight=False, soft_wrap=True)
+        self.people = _console(stderr=as_json, soft_wrap=not sys.stdout.isatty())
+        self.errors = _console(stderr=True)
+        self.warnings: list[str] = []
 
     def document(self, content: dict[str, Any]) -> None:
         if self.as_json:
-            print(json.dumps(content, indent=2, allow_nan=False, default=str))
+            print(json.dumps(content | {"warnings": self.warnings}, indent=2, allow_nan=False, default=str))
 
     @contextmanager
     def progress(self, what: str) -> Iterator[Callable[[str], None]]:
         """A line on stderr that says which step is on, and afterwards the warnings that came up."""
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", ModelWarning)
-            with self.errors.status(what) as status:
-                yield lambda step: status.update(f"{what}: {step}")
-        for message in dict.fromkeys(str(w.message) for w in caught if issubclass(w.category, ModelWarning)):
-            self.errors.print(f"warning: {message}", style="yellow", markup=False)
+            try:
+                with self.errors.status(Text(what)) as status:
+                    yield lambda step: status.update(Text(f"{what}: {step}"))
+            finally:
+                found = (str(w.message) for w in caught if issubclass(w.category, ModelWarning))
+                self.warnings = list(dict.fromkeys(found))
+                for message in self.warnings:
+                    self.errors.print(f"warning: {message}", style="yellow")
+
+
+def _console(stderr: bool, soft_wrap: bool = True) -> Console:
+    # Names and paths are printed as they are: "[T, B]" is no markup and "nets:boom" no emoji.
+    return Console(stderr=stderr, highlight=False, markup=False, emoji=False, soft_wrap=soft_wrap)
 
 
 @app.command("inspect")
@@ -117,9 +129,12 @@ def export_command(
     with talk.progress("export") as progress:
         from sruexport.exporter import export
         from sruexport.exporter.write import check_output
+        from sruexport.sources import choose, keep_apart, with_inputs
 
         check_output(output)
-        made = _source(source, model, weights, prefix, option, inputs, mask, progress)
+        keep_apart(output, source, weights)
+        progress("reading the model")
+        made = with_inputs(choose(source, model, weights, prefix, option or []), inputs or [], mask)
         done = export(
             made.model,
             made.args,
@@ -132,18 +147,23 @@ def export_command(
             progress=progress,
         )
     for note in made.notes:
-        talk.errors.print(note, style="dim", markup=False)
+        talk.errors.print(note, style="dim")
     what = ", ".join(done.metadata["recurrences"])
-    talk.people.print(f"wrote {done.path} ({done.bytes:,} bytes, opset {done.metadata['opset']}, {what})", markup=False)
-    talk.people.print("next: sruexport validate, which holds it against PyTorch", style="dim")
+    talk.people.print(f"wrote {done.path} ({done.bytes:,} bytes, opset {done.metadata['opset']}, {what})")
+    again = [
+        str(part) for name, part in (("--weights", weights), ("--prefix", prefix)) if part for part in (name, part)
+    ]
+    again += [part for text in option or [] for part in ("--option", text)]
+    named = ["--model", model] if model else [str(source)]
+    command = shlex.join(["sruexport", "validate", *named, *again, str(output)])
+    talk.people.print(f"next, to hold it against PyTorch: {command}", style="dim")
     talk.document({"file": str(done.path), "bytes": done.bytes, "metadata": done.metadata})
 
 
 @app.command("validate")
 def validate_command(
-    files: Annotated[
-        list[Path], typer.Argument(help="SOURCE M.onnx; with --model just M.onnx.", metavar="[SOURCE] M.onnx")
-    ],
+    first: Annotated[Path, typer.Argument(metavar="SOURCE", help="The checkpoint. With --model: leave it out.")],
+    second: Annotated[Path | None, typer.Argument(metavar="M.onnx", help="The file that was exported from it.")] = None,
     model: Model = None,
     weights: Weights = None,
     prefix: Prefix = None,
@@ -151,17 +171,22 @@ def validate_command(
     data: Annotated[Path | None, typer.Option(help="Own inputs: an .npz file with an array per input.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Hold a file against PyTorch in float64: several lengths and batch sizes, masks, chunks."""
+    """Hold a file against PyTorch in float64.
+
+    It is run at several lengths and batch sizes, masked and in chunks, or on the arrays of --data. Exit code 1 if the
+    numbers do not agree; then the first layer that departs is named.
+    """
     talk = _Talk(as_json)
-    if len(files) != (1 if model else 2):
+    source, file = (first, second) if second is not None else (None, first)
+    if source is None and model is None:
         raise OptionError("give SOURCE and M.onnx, or --model package.module:factory --weights FILE and M.onnx")
     with talk.progress("validate") as progress:
         from sruexport.display import show_report
         from sruexport.parity import validate
-        from sruexport.sources import from_checkpoint, from_code, parse_options
+        from sruexport.sources import choose
 
-        made = from_code(model, weights) if model else from_checkpoint(files[0], prefix, parse_options(option or []))
-        report = validate(made.model, files[-1], data=data, progress=progress)
+        made = choose(source, model, weights, prefix, option or [])
+        report = validate(made.model, file, data=data, example=made.args, progress=progress)
     show_report(talk.people, report)
     talk.document(report.to_dict())
     if not report.passed:
@@ -173,7 +198,10 @@ def demo_command(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Keep the exported file here.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Export a trained speaker classifier, prove it equal, and run it on real recordings beside PyTorch."""
+    """Export a trained example and prove it equal.
+
+    It tells nine speakers apart: it is exported, held against PyTorch, and both are run on real recordings.
+    """
     talk = _Talk(as_json)
     with talk.progress("demo") as progress, tempfile.TemporaryDirectory() as folder:
         from sruexport import demo
@@ -201,33 +229,19 @@ def demo_command(
 
 
 @app.callback(invoke_without_command=True)
-def _main(version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False) -> None:
+def _main(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,
+) -> None:
     if version:
         print(f"sruexport {__version__}")
         raise typer.Exit
+    if context.invoked_subcommand is None:
+        print(context.get_help(), file=sys.stderr)
+        raise typer.Exit(2)
 
 
-def _source(
-    source: Path | None,
-    model: str | None,
-    weights: Path | None,
-    prefix: str | None,
-    option: list[str] | None,
-    inputs: list[str] | None,
-    mask: bool,
-    progress: Callable[[str], None],
-) -> Any:
-    from sruexport.sources import from_checkpoint, from_code, parse_options, with_inputs
-
-    if (source is None) == (model is None):
-        raise OptionError("give a checkpoint, or --model package.module:factory with --weights FILE")
-    progress("reading the model")
-    if model is not None:
-        made = from_code(model, weights)
-    else:
-        assert source is not None
-        made = from_checkpoint(source, prefix, parse_options(option or []))
-    return with_inputs(made, inputs or [], mask)
+_INTERRUPTED = (130, "Interrupted", "stopped; nothing was written")
 
 
 def main() -> None:
@@ -235,7 +249,8 @@ def main() -> None:
     as_json = "--json" in sys.argv
     code, kind, message = _run()
     if message:
-        Console(stderr=True, highlight=False, soft_wrap=True).print(f"error: {message}", style="bold red", markup=False)
+        message = " ".join(message.split())
+        _console(stderr=True).print(f"error: {message}", style="bold red")
         if as_json:
             print(json.dumps({"passed": False, "error": {"type": kind, "message": message}}))
     sys.exit(code)
@@ -244,14 +259,17 @@ def main() -> None:
 def _run() -> tuple[int, str, str]:
     """The exit code, and the error's type and message if there was one."""
     try:
-        return app(standalone_mode=False) or 0, "", ""
+        code = app(prog_name="sruexport", standalone_mode=False) or 0
+        return _INTERRUPTED if code == _INTERRUPTED[0] else (code, "", "")
     except SruExportError as error:
         return error.exit_code, type(error).__name__, str(error)
-    except typer.Abort:
-        return 130, "", ""
+    except (typer.Abort, KeyboardInterrupt):
+        return _INTERRUPTED
     except OSError as error:
         return 2, "OSError", f"{error.filename or ''}: {error.strerror or error}".lstrip(": ")
     except Exception as error:
         if hasattr(error, "format_message"):  # a usage error of the command line, from whichever click is under typer
-            return 2, "UsageError", error.format_message()
-        raise
+            command = getattr(getattr(error, "ctx", None), "command_path", "sruexport")
+            return 2, "UsageError", f"{error.format_message().rstrip('.')} (see {command} --help)"
+        traceback.print_exc()
+        return 3, type(error).__name__, "this is a fault of sruexport itself; please report it with the lines above"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from sruexport.parity import Errors, Report
 
@@ -19,62 +20,85 @@ _EXPLAINED = (
 def show_report(console: Console, report: Report) -> None:
     """One row per output: the case nearest to its bound."""
     ran = [case for case in report.cases if not case.skipped]
-    table = Table(title=f"{report.path} on {report.engine}, {report.dtype}, {len(ran)} cases", title_justify="left")
-    for heading in ("output", "max", "mean", "p99", "PyTorch", "bound", ""):
-        table.add_column(heading, justify="left" if heading in ("output", "") else "right", no_wrap=True)
-    for name, errors in report.outputs.items():
-        table.add_row(name, *_figures(errors), _verdict(errors.passed))
-    console.print(table)
-    console.print(_EXPLAINED.format(dtype=report.dtype), style="dim")
+    console.print(Text(f"{report.path} on {report.engine}, {report.dtype}, {len(ran)} cases", style="italic"))
+    if ran:
+        table = Table()
+        table.add_column("output", overflow="fold")
+        for heading in ("max", "mean", "p99", "PyTorch", "bound"):
+            table.add_column(heading, justify="right", no_wrap=True)
+        table.add_column("", no_wrap=True)
+        for name, errors in report.outputs.items():
+            table.add_row(Text(name), *_figures(errors), _verdict(errors.passed))
+        console.print(table)
+        console.print(_EXPLAINED.format(dtype=report.dtype), style="dim")
     for case in report.cases:
         if case.skipped:
-            console.print(f"not run: {case.name}: {case.skipped}", style="dim")
+            console.print(Text(f"not run: {case.name}: {case.skipped}", style="dim"))
     for name, errors in report.outputs.items():
         if errors.reason:
-            console.print(f"{name}: {errors.reason}", style="red")
+            console.print(Text(f"{name}: {errors.reason}", style="red"))
     failed = [case.name for case in ran if not case.passed]
     if failed:
-        console.print(f"failed in {len(failed)} of {len(ran)} cases: {', '.join(failed[:6])}", style="red")
+        shown = ", ".join(failed[:6]) + (", ..." if len(failed) > 6 else "")
+        console.print(Text(f"failed in {len(failed)} of {len(ran)} cases: {shown}", style="red"))
         if report.first_departure is not None:
-            console.print(f"the first layer that departs: {report.first_departure or 'the model itself'}", style="red")
+            where = report.first_departure or "the model itself"
+            console.print(Text(f"the first layer that departs: {where}", style="red"))
     if not ran:
-        console.print("no case could be run: give inputs with --data", style="red")
-    console.print(f"parity: {_verdict(report.passed)}")
+        console.print(
+            "PyTorch refuses every case that fits the file: is it of this model? If so, give inputs with --data",
+            style="red",
+        )
+    console.print(Text("parity: ") + _verdict(report.passed))
 
 
 def show_findings(console: Console, found: Mapping[str, Any]) -> None:
     """What `inspect` found, a line each; layers with their options."""
     plain = {key: value for key, value in found.items() if not isinstance(value, (dict, list)) and value is not None}
     table = Table(show_header=False, box=None)
+
+    def row(heading: str, text: str, style: str = "") -> None:
+        table.add_row(heading, Text(text, style=style, overflow="fold"))
+
     for key, value in plain.items():
-        table.add_row(key.replace("_", " "), str(value))
+        row(key.replace("_", " "), str(value))
     for key in ("inputs", "outputs"):
         for port in found.get(key, []):
-            table.add_row(
-                key[:-1], f"{port['name']} {port['dtype']} [{', '.join(map(str, port['shape']))}]", style=None
-            )
+            row(key[:-1], f"{port['name']} {port['dtype']} {_dims(port['shape'])}")
     for op_type, count in found.get("recurrences", {}).items():
-        table.add_row("recurrence", f"{op_type} x {count}")
+        row("recurrence", f"{op_type} x {count}")
     metadata = found.get("metadata", {})
     for state in metadata.get("states", []):
-        table.add_row("state", f"{state['input']} -> {state['output']} {state['shape']} of {state['layer']}")
-    for layer in [*found.get("layers", []), *metadata.get("layers", [])]:
+        whose = state["layer"] or "the layer"
+        row("state", f"{state['input']} -> {state['output']} {_dims(state['shape'])} of {whose}")
+    layers = [*found.get("layers", []), *metadata.get("layers", [])]
+    for layer in layers:
         where = layer.get("prefix", layer.get("path", ""))
-        table.add_row("layer", f"{layer['family']} at '{where}'")
+        row("layer", f"{layer['family']} at '{where}'" if where else layer["family"])
         options = ", ".join(f"{name}={value}" for name, value in layer.get("options", {}).items())
         if options:
-            table.add_row("", options)
+            row("", options)
         if layer.get("needs"):
-            table.add_row("", f"not told by the tensors: {', '.join(layer['needs'])}", style="yellow")
+            row("", f"not told by the tensors: {', '.join(layer['needs'])}", "yellow")
         if layer.get("error"):
-            table.add_row("", layer["error"], style="red")
+            row("", layer["error"], "red")
+    if not layers:
+        row("layer", "none that sruexport knows", "yellow")
+    if metadata:
+        source = metadata.get("source", {})
+        row("dtype", metadata.get("dtype", ""))
+        row("made from", ", ".join(str(source[key]) for key in ("file", "model", "class") if key in source))
+        row("made by", ", ".join(f"{name} {version}" for name, version in metadata.get("versions", {}).items()))
+    elif found["kind"] == "onnx":
+        row("made by", "not sruexport", "yellow")
     for name in found.get("not_finite", []):
-        table.add_row("warning", f"tensor {name} has NaN or infinite values", style="yellow")
+        row("warning", f"tensor {name} has NaN or infinite values", "yellow")
     console.print(table)
 
 
 def show_predictions(console: Console, rows: list[tuple[str, ...]], headings: tuple[str, ...], title: str) -> None:
-    table = Table(title=title, title_justify="left")
+    console.print(Text(title, style="italic"))
+    table = Table()
     for heading in headings:
         table.add_column(heading, justify="right")
     for row in rows:
@@ -87,5 +111,9 @@ def _figures(errors: Errors) -> list[str]:
     return [f"{value:.1e}" for value in values]
 
 
-def _verdict(passed: bool) -> str:
-    return "[green]passed[/green]" if passed else "[bold red]FAILED[/bold red]"
+def _dims(shape: Iterable[Any]) -> str:
+    return f"[{', '.join(map(str, shape))}]"
+
+
+def _verdict(passed: bool) -> Text:
+    return Text("passed", style="green") if passed else Text("FAILED", style="bold red")

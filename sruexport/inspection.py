@@ -20,7 +20,16 @@ def inspect(path: Path) -> dict[str, Any]:
     Raises:
         CheckpointError, ModelFileError: it is neither, or damaged.
     """
-    return inspect_onnx(path) if path.suffix == ".onnx" else inspect_checkpoint(open_checkpoint(path))
+    return inspect_onnx(path) if _is_onnx(path) else inspect_checkpoint(open_checkpoint(path))
+
+
+def _is_onnx(path: Path) -> bool:
+    """By the name, or by the first field of an ONNX file; a .safetensors file can begin with the same byte."""
+    if path.suffix == ".onnx" or not path.is_file():
+        return path.suffix == ".onnx"
+    with path.open("rb") as stream:
+        start = stream.read(9)
+    return start[:1] == b"\x08" and start[8:] != b"{"
 
 
 def inspect_checkpoint(contents: Contents) -> dict[str, Any]:
@@ -72,7 +81,7 @@ def _options(contents: Contents, prefix: str) -> dict[str, Any]:
 
 def inspect_onnx(path: Path) -> dict[str, Any]:
     if not path.is_file():
-        raise ModelFileError(f"{path}: there is no such file")
+        raise ModelFileError(f"{path}: is a folder" if path.is_dir() else f"{path}: there is no such file")
     try:
         model = ir.load(path)
     except Exception as error:
@@ -99,4 +108,14 @@ def inspect_onnx(path: Path) -> dict[str, Any]:
 
 def _port(value: ir.Value) -> dict[str, Any]:
     shape = [dim.value if isinstance(dim, ir.SymbolicDim) else dim for dim in value.shape or ()]
-    return {"name": value.name, "dtype": value.dtype.name.lower() if value.dtype else None, "shape": shape}
+    return {"name": value.name, "dtype": _dtype_name(value.dtype), "shape": shape}
+
+
+def _dtype_name(dtype: ir.DataType | None) -> str | None:
+    """As NumPy and the metadata have it: "float32", where ONNX says FLOAT."""
+    if dtype is None:
+        return None
+    try:
+        return str(dtype.numpy())
+    except TypeError:
+        return dtype.name.lower()

@@ -33,8 +33,8 @@ class LoadedModel:
         """Run the file.
 
         Args:
-            arrays: in the graph's order; or `named`: by input name. Floats are cast to the file's floats and
-                integers to its integers, as NumPy's ``same_kind`` allows; nothing else is. States (``state_i``)
+            arrays: in the graph's order; or `named`: by input name. They are cast as NumPy's ``same_kind`` allows
+                (never a float to an integer), and only if the file's dtype holds every value. States (``state_i``)
                 that are left out start from zeros.
 
         Returns:
@@ -107,9 +107,12 @@ def _fit(port: Port, array: np.ndarray, sizes: dict[str, int], path: Path) -> np
     if array.dtype != port.dtype:
         if not np.can_cast(array.dtype, port.dtype, "same_kind"):
             raise InputError(f"{path}: '{port.name}' is {array.dtype}, the file takes {port.dtype}")
-        cast = array.astype(port.dtype)
+        with np.errstate(over="ignore"):
+            cast = array.astype(port.dtype)
         if array.dtype.kind in "iu" and not np.array_equal(cast, array):
             raise InputError(f"{path}: '{port.name}' holds integers that {port.dtype} cannot")
+        if array.dtype.kind == "f" and bool((np.isinf(cast) & ~np.isinf(array)).any()):
+            raise InputError(f"{path}: '{port.name}' holds values that are infinite in {port.dtype}")
         array = cast
     if array.ndim != len(port.shape):
         raise InputError(f"{path}: '{port.name}' has shape {list(array.shape)}, the file takes {_dims(port)}")

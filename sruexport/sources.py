@@ -17,12 +17,13 @@ import torch
 from torch import nn
 
 from sruexport.checkpoint import Contents, build, open_checkpoint
-from sruexport.errors import CheckpointError, OptionError, SruExportError, closest
+from sruexport.errors import CheckpointError, OptionError, OutputError, SruExportError, closest
 from sruexport.exporter import example_arguments
 from sruexport.layers import FAMILIES, adapt, family_of
 
 _INPUT = re.compile(r"^(?P<name>\w+)=(?P<dtype>\w+)\[(?P<dims>[^\]]*)\](:(?P<low>-?\d+)\.\.(?P<high>-?\d+))?$")
 _INPUT_USAGE = "NAME=DTYPE[DIMS], such as 'tokens=int64[T,B]:0..999' or 'x=float32[B:2,T:50,40]'"
+_DTYPES = ("float32", "float16", "bfloat16", "float64", "int64", "int32", "int16", "int8", "uint8", "bool")
 #: Sizes in the example of dynamic dims that have none given.
 _SIZES = {"B": 2}
 _SIZE = 16
@@ -46,6 +47,40 @@ class Source:
     notes: list[str] = field(default_factory=list)
 
 
+def choose(
+    source: Path | None, model: str | None, weights: Path | None, prefix: str | None, options: Sequence[str]
+) -> Source:
+    """The model that a command line names: a checkpoint, or code with weights.
+
+    Raises:
+        OptionError: it names neither or both, or an option that is for the other.
+    """
+    if source is None and model is None:
+        raise OptionError("give a checkpoint, or --model package.module:factory with --weights FILE")
+    if model is None:
+        assert source is not None
+        if weights is not None:
+            raise OptionError("--weights is for --model package.module:factory; a checkpoint stands alone")
+        return from_checkpoint(source, prefix, parse_options(options))
+    if source is not None:
+        raise OptionError(f"{source}: give either a checkpoint or --model; the weights for --model go to --weights")
+    if prefix is not None or options:
+        name = "--prefix" if prefix is not None else "--option"
+        raise OptionError(f"{name} is for a checkpoint of a bare layer; the code of --model has its own")
+    return from_code(model, weights)
+
+
+def keep_apart(output: Path, *inputs: Path | None) -> None:
+    """See that an output does not overwrite what it is made from.
+
+    Raises:
+        OutputError: it would.
+    """
+    for path in inputs:
+        if path is not None and path.exists() and output.exists() and path.samefile(output):
+            raise OutputError(f"{output}: is the checkpoint itself; give another name")
+
+
 def from_checkpoint(path: Path, prefix: str | None, options: Mapping[str, Any]) -> Source:
     """A layer, or a pickled module, from a checkpoint file. Errors as for `read`."""
     contents = open_checkpoint(path)
@@ -63,15 +98,15 @@ def from_code(spec: str, weights: Path | None) -> Source:
         CheckpointError: the weights do not fit.
     """
     module_name, _, factory_name = spec.partition(":")
-    if not factory_name:
+    if not factory_name or not module_name:
         raise OptionError(f"--model {spec}: write package.module:factory")
-    notes = _stand_in_for_sru()
+    _stand_in_for_sru()
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
         module = importlib.import_module(module_name)
     except Exception as error:
-        raise OptionError(f"--model {spec}: cannot import {module_name}: {type(error).__name__}: {error}") from error
+        raise OptionError(f"--model {spec}: cannot import {module_name}: {_one_line(error)}") from error
     if not hasattr(module, factory_name):
         raise OptionError(f"--model {spec}: {module_name} has no {factory_name}{closest(factory_name, dir(module))}")
     try:
@@ -79,12 +114,17 @@ def from_code(spec: str, weights: Path | None) -> Source:
     except SruExportError:
         raise
     except Exception as error:
-        raise OptionError(f"--model {spec}: {factory_name}() fails: {type(error).__name__}: {error}") from error
+        raise OptionError(f"--model {spec}: {factory_name}() fails: {_one_line(error)}") from error
     parts = made if isinstance(made, tuple) else (made,)
     if not parts or not isinstance(parts[0], nn.Module) or len(parts) > 3:
-        raise OptionError(f"--model {spec}: {factory_name}() must return a torch.nn.Module, or (model, args, dynamic)")
+        raise OptionError(
+            f"--model {spec}: {factory_name}() returns a {type(made).__name__}; let it return the torch.nn.Module, or "
+            "(model, args), or (model, args, dynamic)"
+        )
     source = Source(*parts)
-    source.origin, source.notes = {"model": spec}, notes
+    source.origin = {"model": spec}
+    if _StandIn.used:
+        source.notes = ["sru is not installed: the code got sruexport's own SRU layers under that name"]
     if weights is not None:
         contents = open_checkpoint(weights)
         _load_weights(source.model, contents)
@@ -99,22 +139,33 @@ def with_inputs(source: Source, specs: Sequence[str], mask: bool) -> Source:
         OptionError: a text cannot be read, names no argument, or some are missing.
     """
     layer = adapt(source.model) or source.model
+    bare = family_of(layer) is not None
+    if mask and (specs or not bare):
+        raise OptionError("--mask is for a bare layer; here the mask is an input: --input 'mask=int32[T,B]:0..1'")
     if mask:
         source.args = example_arguments(layer, mask=True)
+    parameters = inspect.signature(source.model.forward).parameters
     if specs:
         source.args, source.dynamic = {}, {}
-        names = list(inspect.signature(source.model.forward).parameters)
         for text in specs:
             name, tensor, axes = _parse_input(text)
-            if name not in names:
+            if name not in parameters:
                 raise OptionError(
-                    f"--input {text}: forward takes no '{name}'{closest(name, names)} (it takes {', '.join(names)})"
+                    f"--input {text}: forward takes no '{name}'{closest(name, parameters)} "
+                    f"(it takes {', '.join(parameters)})"
                 )
+            if name in source.args:
+                raise OptionError(f"--input {text}: '{name}' is given twice")
             source.args[name], source.dynamic[name] = tensor, axes
-    elif source.args is None and family_of(layer) is None:
-        names = list(inspect.signature(source.model.forward).parameters)
-        shown = " ".join(f"--input '{name}=float32[T,B,...]'" for name in names)
+    elif source.args is None and not bare:
+        needed = [name for name, p in parameters.items() if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
+        shown = " ".join(f"--input '{name}=float32[T,B,...]'" for name in needed or parameters)
         raise OptionError(f"say what the model takes, and which axes are dynamic by a name: {shown} ({_INPUT_USAGE})")
+    elif source.dynamic is None and not bare:
+        raise OptionError(
+            "the factory does not say which axes are dynamic: let it return (model, args, dynamic), with dynamic such "
+            'as {"x": {0: "T", 1: "B"}}, or {} for a static file; or give --input'
+        )
     return source
 
 
@@ -140,9 +191,14 @@ def parse_options(texts: Sequence[str]) -> dict[str, Any]:
 
 def _parse_input(text: str) -> tuple[str, torch.Tensor, dict[int, str]]:
     match = _INPUT.match(text.replace(" ", ""))
-    dtype = getattr(torch, match["dtype"], None) if match else None
-    if match is None or not isinstance(dtype, torch.dtype):
+    if match is None:
         raise OptionError(f"--input {text}: write {_INPUT_USAGE}")
+    if match["dtype"] not in _DTYPES:
+        raise OptionError(
+            f"--input {text}: there is no dtype '{match['dtype']}'{closest(match['dtype'], _DTYPES)} "
+            f"(there are {', '.join(_DTYPES)})"
+        )
+    dtype = getattr(torch, match["dtype"])
     sizes, axes = [], {}
     for axis, dim in enumerate(filter(None, match["dims"].split(","))):
         name, _, size = dim.partition(":")
@@ -156,6 +212,8 @@ def _parse_input(text: str) -> tuple[str, torch.Tensor, dict[int, str]]:
     if match["low"] is None:
         return match["name"], torch.zeros(sizes, dtype=dtype), axes
     low, high = int(match["low"]), int(match["high"])
+    if low > high:
+        raise OptionError(f"--input {text}: the range ends below its start")
     span = torch.arange(torch.Size(sizes).numel()) % (high - low + 1) + low
     span[-1:] = high
     return match["name"], span.reshape(sizes).to(dtype), axes
@@ -191,14 +249,28 @@ def _origin(contents: Contents) -> dict[str, Any]:
     return {"file": contents.path.name, "sha256": contents.sha256, "format": contents.format}
 
 
-def _stand_in_for_sru() -> list[str]:
+class _StandIn(types.ModuleType):
+    """A module under the name of another that is not installed. It notes whether its layers are asked for."""
+
+    used: bool = False
+
+    def __getattr__(self, name: str) -> Any:
+        from sruexport import layers
+
+        if name not in ("SRU", "SRUCell"):
+            raise AttributeError(f"sru is not installed, and sruexport stands in only for SRU and SRUCell, not {name}")
+        _StandIn.used = True
+        return getattr(layers, name)
+
+
+def _stand_in_for_sru() -> None:
     """Let code that imports `sru` run without it. The package compiles C++ when it is imported; ours does not."""
     if "sru" in sys.modules or importlib.util.find_spec("sru") is not None:
-        return []
-    from sruexport.layers import SRU, SRUCell
-
-    package, modules = types.ModuleType("sru"), types.ModuleType("sru.modules")
-    vars(modules).update(SRU=SRU, SRUCell=SRUCell)
-    vars(package).update(SRU=SRU, SRUCell=SRUCell, modules=modules, __version__="2.6.0", __path__=[])
+        return
+    package, modules = _StandIn("sru"), _StandIn("sru.modules")
+    vars(package).update(modules=modules, __version__="2.6.0", __path__=[])
     sys.modules.update({"sru": package, "sru.modules": modules})
-    return ["sru is not installed: the code gets sruexport's own SRU layers under that name"]
+
+
+def _one_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(": ")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 import os
@@ -94,7 +95,7 @@ def _read_safetensors(file: Path, digest: str) -> Contents:
             metadata = opened.metadata() or {}
     except (SafetensorError, OSError, ValueError) as error:
         raise CheckpointError(f"{file}: is cut off or damaged ({_short(error)})") from error
-    values = {name: _json(text) for name, text in metadata.items()}
+    values = {name: _value(text) for name, text in metadata.items()}
     contents.settings += [value for value in values.values() if isinstance(value, dict)]
     contents.settings.append({name: value for name, value in values.items() if isinstance(value, _PLAIN_VALUES)})
     return contents
@@ -134,10 +135,15 @@ def _digest(stream: BinaryIO) -> str:
     return state.hexdigest()
 
 
-def _json(text: str) -> Any:
+def _value(text: str) -> Any:
+    """What a text of metadata stands for: JSON, or a Python value such as ``False`` or ``{'hidden_size': 4}``."""
     try:
         return json.loads(text)
     except json.JSONDecodeError:
+        pass
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
         return text
 
 

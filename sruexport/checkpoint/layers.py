@@ -104,7 +104,12 @@ def _from_tensors(contents: Contents, prefix: str | None, options: dict[str, Any
     cut = len(layer.prefix) - len(layer.table)
     below = layer.prefix[len(layer.table) :]
     tensors = {name[cut:]: t for name, t in contents.tables[layer.table].items() if name.startswith(below)}
-    return layer.family.read(tensors, {**_settings(contents, layer.family), **options})
+    known = {**_settings(contents, layer.family), **options}
+    for option in layer.family.options:
+        value = known.get(option.name)
+        if value is not None and (value not in (True, False) if option.kind is bool else not isinstance(value, int)):
+            raise OptionError(f"option {option.name}={value!r}: give {option.usage}")
+    return layer.family.read(tensors, known)
 
 
 def _settings(contents: Contents, family: Family) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pickle
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import nn
 from sruexport.errors import UnsafeCheckpointError
 from sruexport.layers import FAMILIES
 
+_BUILTINS = {"set", "frozenset", "dict", "list", "tuple", "int", "float", "bool", "str", "bytes", "slice"}
 #: Names that build plain data and run nothing else.
 _PLAIN = {
     "torch._utils": {"_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_parameter"},
@@ -22,8 +24,8 @@ _PLAIN = {
     "torch.nn.parameter": {"Parameter", "Buffer"},
     "torch.serialization": {"_get_layout"},
     "collections": {"OrderedDict", "defaultdict", "Counter"},
-    "builtins": {"set", "frozenset", "dict", "list", "tuple", "int", "float", "bool", "str", "bytes", "slice"},
-    "__builtin__": {"set", "dict", "list", "tuple", "int", "float", "bool"},
+    "builtins": _BUILTINS,
+    "__builtin__": _BUILTINS,  # what protocol 2, torch's own, calls it
     "argparse": {"Namespace"},
     "numpy": {"dtype", "ndarray"},
     "numpy.core.multiarray": {"scalar", "_reconstruct"},
@@ -39,7 +41,7 @@ class Unpickler(pickle.Unpickler):
         if name in _PLAIN.get(module, ()):
             return getattr(importlib.import_module(_PYTHON_2.get(module, module)), name)
         if module.startswith("torch.nn.modules."):
-            found = getattr(importlib.import_module(module), name, None)
+            found = getattr(sys.modules.get(module), name, None)
             if isinstance(found, type) and issubclass(found, nn.Module):
                 return found
         if any(f"{module}.{name}" in family.constructors for family in FAMILIES.values()):

@@ -55,11 +55,13 @@ class _OrtSession(Session):
         options.intra_op_num_threads = threads
         shown = path if isinstance(path, Path) else "the graph"
         if isinstance(path, Path) and not path.is_file():
-            raise ModelFileError(f"{path}: there is no such file")
+            raise ModelFileError(f"{path}: is a folder" if path.is_dir() else f"{path}: there is no such file")
         try:
             model = path if isinstance(path, bytes) else str(path)
             self._session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
         except Exception as error:
+            if "INVALID_PROTOBUF" in str(error):
+                raise ModelFileError(f"{shown}: is cut off, damaged or no ONNX file") from error
             raise ModelFileError(f"{shown}: ONNX Runtime cannot load it: {_short(error)}") from error
         self._shown = shown
         self.inputs = tuple(_port(arg, shown) for arg in self._session.get_inputs())

@@ -178,6 +178,7 @@ def check_axes(model: nn.Module, call: Call, dynamic: Mapping[str, Mapping[int, 
         for axis, dim in wanted.items():
             if not isinstance(axis, int) or not -rank <= axis < rank:
                 raise DynamicAxesError(f"dynamic: {name} has {rank} axes, there is no axis {axis}")
+            dim = getattr(dim, "__name__", dim)  # a torch.export.Dim
             if not isinstance(dim, str) or not dim.isidentifier():
                 raise DynamicAxesError(f"dynamic: {name} axis {axis}: '{dim}' is not a name such as 'T'")
             axes.setdefault(name, {})[axis % rank] = dim

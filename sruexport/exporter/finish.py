@@ -13,6 +13,7 @@ from sruexport.recurrences import DOMAIN
 
 from .call import Axes
 from .quiet import quiet
+from .trace import MODULE_KEY
 
 #: Ops that only move weights about. They are done once, here, and not in every run of the graph.
 _LAYOUT = {"Reshape", "Transpose", "Slice", "Squeeze", "Unsqueeze", "Identity", "Split", "Cast", "Concat", "Gather"}
@@ -33,13 +34,29 @@ def fold_weights(model: ir.Model) -> None:
             return None
         if node.op_type not in _LAYOUT or node.domain:
             return False
-        users = [user for value in large for user in value.consumers()]
-        return all(user.op_type in _LAYOUT and not user.domain for user in users)
+        return all(_only_moves_weights(user) for value in large for user in value.consumers())
 
     with quiet():
         optimizer.fold_constants(model, output_size_limit=2**40, should_fold=should_fold)
     passes.RemoveUnusedNodesPass()(model)
     passes.LiftConstantsToInitializersPass(lift_all_constants=False, size_limit=_SMALL)(model)
+
+
+def _only_moves_weights(node: ir.Node) -> bool:
+    """Whether a node goes when weights are laid out. An embedding's Gather, with indices of the input, does not."""
+    constant = [
+        value is None or value.const_value is not None or getattr(value.producer(), "op_type", None) == "Constant"
+        for value in node.inputs
+    ]
+    return node.op_type in _LAYOUT and not node.domain and all(constant)
+
+
+def name_weights(model: ir.Model) -> None:
+    """Name what folding made of the weights after the module that uses it, as PyTorch names parameters."""
+    for value in list(model.graph.initializers.values()):
+        users = [user.metadata_props.get(MODULE_KEY) for user in value.consumers()]
+        if value.name and "." not in value.name and users and users[0]:
+            value.name = f"{users[0]}.{value.name}"
 
 
 def run_bfloat16_anywhere(model: ir.Model) -> None:

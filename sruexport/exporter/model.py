@@ -5,11 +5,13 @@ Nothing is copied: models with computed tensors, such as weight norm, cannot be,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from sruexport.layers import adapt, family_of
 from sruexport.layers.packed import padded_packing
@@ -25,7 +27,7 @@ def borrowed(
     """The model for inference, with its known layers replaced by ours; on leaving it is as it was.
 
     Args:
-        dtype: what all floating parameters and buffers are meanwhile; None leaves them.
+        dtype: what all floating parameters, buffers and other tensors of modules are meanwhile; None leaves them.
         replace: gives the module to put in another's place, or None.
 
     Yields:
@@ -38,12 +40,30 @@ def borrowed(
         _eval_mode(root, stack)
         if dtype is not None:
             _cast(root, dtype, stack)
+            # What forward makes itself, such as torch.zeros(B, C), has to fit too.
+            stack.callback(torch.set_default_dtype, torch.get_default_dtype())
+            torch.set_default_dtype(dtype)
+            if dtype == torch.float64:
+                stack.enter_context(_Float64())
         for module in root.modules():
             choose = getattr(module, "choose_recurrence", None)
             if callable(choose):
                 choose()
         stack.enter_context(torch.no_grad())
         yield root
+
+
+class _Float64(TorchFunctionMode):
+    """Reads an explicit float32 in a model's code as float64."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Iterable[type], args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func is torch.Tensor.float:
+            func = torch.Tensor.double
+        args = tuple(torch.float64 if value is torch.float32 else value for value in args)
+        named = {name: torch.float64 if value is torch.float32 else value for name, value in (kwargs or {}).items()}
+        return func(*args, **named)
 
 
 @contextmanager
@@ -93,7 +113,9 @@ def _eval_mode(model: nn.Module, stack: ExitStack) -> None:
 
 def _cast(model: nn.Module, dtype: torch.dtype, stack: ExitStack) -> None:
     seen: set[int] = set()
-    for tensor in [*model.parameters(), *model.buffers()]:
+    # Tensors that are plain attributes too: constants that were not registered, results that eval mode caches.
+    plain = [value for module in model.modules() for value in vars(module).values() if isinstance(value, torch.Tensor)]
+    for tensor in [*model.parameters(), *model.buffers(), *plain]:
         if tensor.is_floating_point() and tensor.dtype != dtype and id(tensor) not in seen:
             seen.add(id(tensor))
             stack.callback(setattr, tensor, "data", tensor.data)

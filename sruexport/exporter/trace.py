@@ -208,10 +208,10 @@ def _separate_outputs(graph: ir.Graph) -> None:
 def _explain(error: Exception, dims: dict[str, Any]) -> ExportError:
     text = _root_cause(error)
     for name in dims:
-        if re.search(rf"(marked {name} as dynamic|specialized|constant|\b{name} = \d+)", text) and re.search(
-            rf"\b{name}\b", text
-        ):
-            return DynamicAxesError(f"the model's own code fixes the axis '{name}': {_first_lines(text)}")
+        if re.search(
+            rf"(marked {name} as dynamic|Not all values of {name}|specialized|constant|\b{name} = \d+)", text
+        ) and re.search(rf"\b{name}\b", text):
+            return DynamicAxesError(f"the model's own code fixes or limits the axis '{name}': {_first_lines(text)}")
     return ExportError(f"the model cannot be traced: {_first_lines(text)}")
 
 

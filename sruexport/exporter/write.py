@@ -16,11 +16,13 @@ def check_output(path: str | os.PathLike[str]) -> Path:
     """See before the work starts that `path` can be written.
 
     Raises:
-        OutputError: it is a folder, or its folder is missing or read-only.
+        OutputError: it is a folder or a device, or its folder is missing or read-only.
     """
     target = Path(path)
     if target.is_dir():
         raise OutputError(f"{target}: is a folder; give the name of a file in it, such as {target / 'model.onnx'}")
+    if target.exists() and not target.is_file():
+        raise OutputError(f"{target}: is no regular file, and would be replaced by one; give another name")
     folder = target.parent
     if not folder.is_dir():
         raise OutputError(f"{target}: the folder {folder} does not exist")

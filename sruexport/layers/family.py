@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from sruexport.errors import OptionError, OptionsNeeded, closest
+from sruexport.errors import ExportError, OptionError, OptionsNeeded, closest
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -116,8 +116,27 @@ class Family:
         )
 
 
+_HOOKED = "a layer of class {} has a forward hook, which the file would lose: remove it first"
+
+
 def third_party_name(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def settle_hooks(module: torch.nn.Module) -> None:
+    """Make ready a third-party layer that is about to be replaced: what its hooks do must not be lost.
+
+    The hooks of torch.nn.utils, such as weight norm's, only compute weights; they are run.
+
+    Raises:
+        ExportError: it has other forward hooks, which its replacement would not run.
+    """
+    for hook in module._forward_pre_hooks.values():
+        if not type(hook).__module__.startswith("torch.nn.utils"):
+            raise ExportError(_HOOKED.format(type(module).__name__))
+        hook(module, ())
+    if module._forward_hooks:
+        raise ExportError(_HOOKED.format(type(module).__name__))
 
 
 def overridden(module: torch.nn.Module, base: type, methods: Iterable[str]) -> set[str]:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from sruexport.errors import CheckpointError, ExportError
 
-from .family import Argument, Family, Option, Tensors, overridden, third_party_name
+from .family import Argument, Family, Option, Tensors, overridden, settle_hooks, third_party_name
 from .sru import SRU, SRUCell
 
 STACK_KEY = re.compile(r"^((?:.*\.)?)rnn_lst\.(\d+)\.(.+)$")
@@ -55,10 +55,19 @@ def read(tensors: Tensors, options: Mapping[str, Any]) -> nn.Module:
     stacked = any(STACK_KEY.match(name) for name in tensors)
     cells = _cells(tensors) if stacked else [dict(tensors)]
     weights = [_normal_cell(cell, f"rnn_lst.{i}." if stacked else "") for i, cell in enumerate(cells)]
+    for key, with_it in (("weight_c", {"weight_c", "scale_x"}), ("scale_x", {"scale_x"})):  # the code of 2017 has none
+        for i, cell in enumerate(cells):
+            if key not in cell and any(with_it & other.keys() for other in cells):
+                raise CheckpointError(f"key {f'rnn_lst.{i}.' if stacked else ''}{key} is missing")
     told = _told(weights)
     if stacked and "input_to_hidden.weight" in tensors:
+        shape = list(tensors["input_to_hidden.weight"].shape)
+        if len(shape) != 2 or shape[0] != told["output_size"]:
+            raise CheckpointError(
+                f"key input_to_hidden.weight has shape {shape}, expected [{told['output_size']}, input_size]"
+            )
         told["proj_input_to_hidden_first"] = True
-        told["input_size"] = tensors["input_to_hidden.weight"].shape[1]
+        told["input_size"] = shape[1]
     for name, value in told.items():
         if name in options and options[name] != value and name not in ("rescale", "v1"):
             raise CheckpointError(f"option {name}={options[name]} contradicts the tensors, which say {name}={value}")
@@ -80,16 +89,18 @@ def read(tensors: Tensors, options: Mapping[str, Any]) -> nn.Module:
     cls = SRU if stacked else SRUCell
     names = inspect.signature(cls).parameters
     module = cls(**{name: value for name, value in known.items() if name in names})
-    for cell, held in zip(module.rnn_lst if isinstance(module, SRU) else [module], weights):
+    for made, held in zip(module.rnn_lst if isinstance(module, SRU) else [module], weights):
         if "weight_proj" in held:
-            _project(cell, held["weight_proj"].shape[-1])
+            _project(made, held["weight_proj"].shape[1])
     flat = {f"rnn_lst.{i}.{key}" if stacked else key: t for i, cell in enumerate(weights) for key, t in cell.items()}
     if "input_to_hidden.weight" in tensors:
         flat["input_to_hidden.weight"] = tensors["input_to_hidden.weight"]
     load_checked(module, flat)
     if isinstance(module, SRU):
-        for i, cell in enumerate(module.rnn_lst):
-            _convert_2_0_norm(tensors, f"ln_lst.{i}.", cell)
+        first: Any = module.rnn_lst[0]
+        module.projection_size = first.projection_size
+        for i, made in enumerate(module.rnn_lst):
+            _convert_2_0_norm(tensors, f"ln_lst.{i}.", made)
     return module
 
 
@@ -126,20 +137,29 @@ def _normal_cell(cell: dict[str, Tensor], where: str) -> dict[str, Tensor]:
         ("transform_module.1.weight", "weight"),
     ):
         if old in cell:
+            if cell[old].dim() != 2:
+                raise CheckpointError(f"key {where}{old} has shape {list(cell[old].shape)}, expected a matrix")
             cell[new] = cell.pop(old).t().contiguous()
     for key in ("weight", "bias"):
         if key not in cell:
             raise CheckpointError(f"key {where}{key} is missing")
+    if "weight_proj" in cell and cell["weight_proj"].dim() != 2:
+        raise CheckpointError(f"key {where}weight_proj has shape {list(cell['weight_proj'].shape)}, expected a matrix")
     if cell["bias"].dim() != 1 or cell["bias"].numel() % 2 or cell["weight"].dim() != 2:
         raise CheckpointError(
             f"key {where}weight has shape {list(cell['weight'].shape)} and {where}bias {list(cell['bias'].shape)}: "
             "not those of an SRU layer"
         )
     if "gain" in cell:  # weight normalization of 2.0
+        if cell["gain"].shape != cell["weight"].shape[1:]:
+            raise CheckpointError(
+                f"key {where}gain has shape {list(cell['gain'].shape)}, expected {list(cell['weight'].shape[1:])}"
+            )
         cell["weight"] = cell.pop("gain") * cell["weight"] / cell["weight"].norm(2, 0)
     cell.setdefault("weight_c", torch.zeros_like(cell["bias"]))
     cell.setdefault("scale_x", torch.ones(1))
-    cell["scale_x"] = cell["scale_x"].reshape(1)
+    if cell["scale_x"].numel() == 1:
+        cell["scale_x"] = cell["scale_x"].reshape(1)
     size = cell["bias"].numel() // 2
     if cell["weight"].shape[1] not in (3 * size, 4 * size):
         raise CheckpointError(
@@ -168,6 +188,12 @@ def _told(weights: list[dict[str, Tensor]]) -> dict[str, Any]:
         rows = cell.get("weight_proj", cell["weight"]).shape[0]
         if i == 0:
             told["input_size"] = rows
+        elif rows != size:
+            key = "weight_proj" if "weight_proj" in cell else "weight"
+            raise CheckpointError(
+                f"key rnn_lst.{i}.{key} has shape {list(cell[key].shape)}, expected {[size, cell[key].shape[1]]}: "
+                "a row for each output of the layer before"
+            )
         if cell["weight"].shape[1] == 4 * size:
             told["has_skip_term"] = True
         elif rows != size:
@@ -231,6 +257,7 @@ def adapt_cell(theirs: Any, base: type) -> nn.Module:
     Raises:
         ExportError: the subclass replaces the recurrence itself, or the activation is ReLU or SeLU (gone since 2.1.9).
     """
+    settle_hooks(theirs)
     own = overridden(theirs, base, ("forward", "apply_recurrence", "compute_UV", "compute_U", "compute_gates"))
     if "apply_recurrence" in own or (own and not hasattr(base, "apply_recurrence")):
         raise ExportError(
@@ -276,6 +303,7 @@ def adapt_stack(theirs: Any, base: type) -> nn.Module | None:
     """Our SRU with the cells of an `sru.SRU`; None for a subclass with a forward of its own, which keeps it."""
     if overridden(theirs, base, ("forward",)):
         return None
+    settle_hooks(theirs)
     cells = [adapt_layer_by_name(cell) for cell in theirs.rnn_lst]
     first = cells[0]
     with torch.device("meta"):

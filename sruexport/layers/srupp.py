@@ -19,7 +19,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from sruexport.errors import CheckpointError
 
-from .family import Argument, Family, Option, Tensors
+from .family import Argument, Family, Option, Tensors, settle_hooks
 from .packed import pack_like, unpack
 from .sru import SRUCell, planar
 from .sru_sources import STACK_KEY, load_checked
@@ -158,7 +158,7 @@ class SRUppCell(SRUCell):
         if transform_module is not None:
             self.transform_module = transform_module
 
-    def forward(  # type: ignore[override]
+    def forward(
         self,
         input: Tensor,
         c0: Tensor | None = None,
@@ -362,6 +362,7 @@ def adapt_transform(theirs: Any, base: type) -> nn.Module:
 
 def adapt_cell(theirs: Any, base: type) -> nn.Module:
     """Our SRUppCell with the parameters and the options of an `sru.SRUppCell`."""
+    settle_hooks(theirs)
     with torch.device("meta"):
         cell = SRUppCell(
             theirs.input_size,
@@ -378,6 +379,7 @@ def adapt_cell(theirs: Any, base: type) -> nn.Module:
 
 def adapt_stack(theirs: Any, base: type) -> nn.Module:
     """Our SRUpp with the cells of an `sru.SRUpp`."""
+    settle_hooks(theirs)
     with torch.device("meta"):
         stack = SRUpp(
             theirs.input_size,

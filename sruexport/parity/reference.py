@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from sruexport.errors import SruExportError
-from sruexport.exporter.call import result
+from sruexport.exporter.call import Call, result
 from sruexport.exporter.model import borrowed
 from sruexport.layers import adapt, family_of
 from sruexport.layers.states import StateBank, state_bank
@@ -23,16 +23,27 @@ class Reference:
         model: as the caller has it, with third-party layers or with ours.
         metadata: of the file: dtype, states.
         outputs: names of the file's outputs, in order.
+        example: a call of forward whose arguments are more than a tensor each: its nesting and constants are kept.
     """
 
-    def __init__(self, model: nn.Module, metadata: Mapping[str, Any], outputs: list[str]):
+    def __init__(self, model: nn.Module, metadata: Mapping[str, Any], outputs: list[str], example: Call | None = None):
         self.model = model
         self.dtype: torch.dtype = getattr(torch, metadata.get("dtype", "float32"))
         self._states = list(metadata.get("states", []))
         self._outputs = outputs
+        self._example = example
         own = {tensor.dtype for tensor in [*model.parameters(), *model.buffers()] if tensor.is_floating_point()}
         foreign = any(adapt(module) is not None for module in model.modules())
         self._run_own = foreign and own == {self.dtype}
+
+    def keywords(self, feeds: Mapping[str, np.ndarray], dtype: torch.dtype) -> dict[str, Any]:
+        """Forward's arguments from a file's inputs: without the states, floats in `dtype`."""
+        states = {state["input"] for state in self._states}
+        tensors = {name: torch.from_numpy(np.ascontiguousarray(a)) for name, a in feeds.items() if name not in states}
+        cast = {name: t.to(dtype) if t.is_floating_point() else t for name, t in tensors.items()}
+        if self._example is None:
+            return cast
+        return self._example.keywords([cast[name] for name in self._example.names])
 
     def exact(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """In float64, by our layers."""
@@ -59,27 +70,16 @@ class Reference:
                     cell = ours.get_submodule(state["layer"])
                     bank.given[cell] = torch.from_numpy(feeds[state["input"]]).to(_state_dtype(dtype))
             with state_bank(bank):
-                output = ours(**keywords_of(feeds, self._states, dtype))
+                output = ours(**self.keywords(feeds, dtype))
             values = list(result(output, family.outputs if family else ()).values())
             values += [bank.last[ours.get_submodule(state["layer"])] for state in self._states]
         return {name: _numpy(value) for name, value in zip(self._outputs, values, strict=True)}
 
     def _by_own(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         with borrowed(self.model, replace=lambda module: None) as model:
-            output = model(**keywords_of(feeds, self._states, self.dtype))
+            output = model(**self.keywords(feeds, self.dtype))
         values = result(output).values()
         return {name: _numpy(value) for name, value in zip(self._outputs, values)}
-
-
-def keywords_of(
-    feeds: Mapping[str, np.ndarray], states: list[dict[str, Any]], dtype: torch.dtype
-) -> dict[str, torch.Tensor]:
-    """Forward's arguments from a file's inputs: without the states, floats in `dtype`."""
-    names = {state["input"] for state in states}
-    tensors = {
-        name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in feeds.items() if name not in names
-    }
-    return {name: t.to(dtype) if t.is_floating_point() else t for name, t in tensors.items()}
 
 
 def _state_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -48,16 +49,16 @@ class Report:
         worst: dict[str, Errors] = {}
         for case in self.cases:
             for name, errors in case.outputs.items():
-                if name not in worst or _ratio(errors) > _ratio(worst[name]):
+                if name not in worst or errors.ratio > worst[name].ratio:
                     worst[name] = errors
         return worst
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON; infinities as text."""
+        """Plain data for JSON; what is not finite as text."""
 
         def plain(errors: Errors) -> dict[str, Any]:
             values = {
-                key: str(v) if isinstance(v, float) and v == float("inf") else v for key, v in asdict(errors).items()
+                key: str(v) if isinstance(v, float) and not math.isfinite(v) else v for key, v in asdict(errors).items()
             }
             return values | {"passed": errors.passed}
 
@@ -78,9 +79,3 @@ class Report:
                 for case in self.cases
             ],
         }
-
-
-def _ratio(errors: Errors) -> float:
-    if errors.reason:
-        return float("inf")
-    return errors.engine_max / errors.bound if errors.bound else (float("inf") if errors.engine_max else 0.0)

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import os
-from collections.abc import Callable, Mapping
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 
 from sruexport.checkpoint import read
 from sruexport.engines import ENGINES
-from sruexport.errors import InputError, ModelFileError, SruExportError, closest
-from sruexport.exporter.call import as_tuple, positional_names
+from sruexport.errors import InputError, ModelFileError, OptionError, SruExportError, closest
+from sruexport.exporter.call import Call
 from sruexport.layers import adapt, family_of
 from sruexport.runtime import LoadedModel, load
 
 from .cases import Case, generated, given, time_axis
 from .locate import first_departure
-from .measure import compare, failure
-from .reference import Reference, keywords_of
+from .measure import Errors, compare, distance, failure
+from .reference import Reference
 from .report import CaseResult, Report
 
 
@@ -29,6 +34,7 @@ def validate(
     path: str | os.PathLike[str],
     *,
     args: Any = None,
+    example: Any = None,
     data: Mapping[str, Any] | str | os.PathLike[str] | None = None,
     prefix: str | None = None,
     options: Mapping[str, Any] | None = None,
@@ -40,6 +46,8 @@ def validate(
         model_or_source: the model that was exported, or the checkpoint it was read from.
         path: the ONNX file, written by `export`.
         args: own inputs in place of generated ones: what forward is called with, as for `export`.
+        example: the same, but the inputs are generated: only what is no tensor is taken from it. It is needed where
+            the model was exported with tensors inside lists or dicts, or with constants that are not the defaults.
         data: the same by input name: a dict of arrays, or an .npz file.
         prefix, options: as for `read`, when a checkpoint is given.
         progress: called with the name of each case before it runs.
@@ -50,6 +58,7 @@ def validate(
     Raises:
         InputError: the data does not fit the file's inputs.
         ModelFileError: the file cannot be read, or was not written by sruexport.
+        OptionError: the file's inputs are not what the model's forward takes.
         CheckpointError: the source cannot be read.
     """
     model = (
@@ -61,22 +70,27 @@ def validate(
     if not file.metadata:
         raise ModelFileError(f"{file.path}: was not written by sruexport, so that what it should compute is not known")
     metadata = file.metadata
-    reference = Reference(model, metadata, [port.name for port in file.outputs])
-    if args is not None:
-        data = _by_name(model, args)
+    call = Call.of(model, args if args is not None else example) if args is not None or example is not None else None
+    _check_names(model, file, call)
+    reference = Reference(model, metadata, [port.name for port in file.outputs], call)
+    if args is not None and call is not None:
+        data = {name: _numpy(tensor) for name, tensor in zip(call.names, call.tensors)}
     if data is not None:
         cases = given(_read_data(data, file), metadata)
     else:
         cases = generated(file.inputs, metadata, _masks(model, file))
     results: list[CaseResult] = []
-    failed: Case | None = None
+    failed: dict[float, Case] = {}
     for case in cases:
         progress(case.name)
         outcome = _run(case, file, reference)
-        if failed is None and not outcome.passed:
-            failed = case
+        if not outcome.passed and not case.chunks:
+            failed[max(errors.ratio for errors in outcome.outputs.values())] = case
         results.append(outcome)
-    departure = _locate(model, file, failed, reference) if failed is not None else None
+    departure = None
+    if failed:
+        progress("looking for the layer that departs")
+        departure = _locate(model, file, failed[max(failed)], reference)
     engine = ENGINES["onnxruntime"]
     return Report(file.path, f"{engine.name} {engine.version()}", metadata["dtype"], tuple(results), departure)
 
@@ -91,16 +105,32 @@ def _run(case: Case, file: LoadedModel, reference: Reference) -> CaseResult:
             case.name, skipped=f"PyTorch refuses it: {type(error).__name__}: {str(error).splitlines()[0][:120]}"
         )
     try:
-        engine = _in_chunks(case, file) if case.chunks else file.run(**case.feeds)
+        engine = _in_chunks(case, file, lambda feeds: file.run(**feeds)) if case.chunks else file.run(**case.feeds)
     except ModelFileError as error:
         return CaseResult(case.name, {name: failure(str(error)) for name in exact})
-    return CaseResult(
-        case.name,
-        {name: compare(array, rounded[name], exact[name], file.metadata["dtype"]) for name, array in engine.items()},
-    )
+    dtype = file.metadata["dtype"]
+    outputs = {name: compare(array, rounded[name], exact[name], dtype) for name, array in engine.items()}
+    if case.chunks and not all(errors.passed for errors in outputs.values()):
+        outputs = _explain_chunks(outputs, exact, _in_chunks(case, file, reference.exact))
+    return CaseResult(case.name, outputs)
 
 
-def _in_chunks(case: Case, file: LoadedModel) -> dict[str, np.ndarray]:
+def _explain_chunks(
+    outputs: dict[str, Errors], whole: Mapping[str, np.ndarray], chunked: Mapping[str, np.ndarray]
+) -> dict[str, Errors]:
+    """Say so where the model itself, in PyTorch and float64, is not the same chunk by chunk as it is whole."""
+    reason = "PyTorch too gives other numbers chunk by chunk: a layer that carries no state looks across time"
+    explained = {}
+    for name, errors in outputs.items():
+        same = chunked[name].shape == whole[name].shape
+        itself = not same or distance(chunked[name], whole[name]).max(initial=0.0) > errors.bound
+        explained[name] = dataclasses.replace(errors, reason=reason) if itself and not errors.passed else errors
+    return explained
+
+
+def _in_chunks(
+    case: Case, file: LoadedModel, run: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]
+) -> dict[str, np.ndarray]:
     """Run a case chunk by chunk, with each chunk's new states as the next one's states."""
     states: dict[str, np.ndarray] = {}
     collected: dict[str, list[np.ndarray]] = {}
@@ -111,7 +141,7 @@ def _in_chunks(case: Case, file: LoadedModel) -> dict[str, np.ndarray]:
             axis = time_axis(name, file.metadata)
             part[name] = array if axis is None else np.take(array, range(start, start + length), axis)
         start += length
-        outputs = file.run(**part, **states)
+        outputs = run(part | states)
         states = {state["input"]: outputs[state["output"]] for state in file.metadata["states"]}
         for name, array in outputs.items():
             collected.setdefault(name, []).append(array)
@@ -124,10 +154,9 @@ def _in_chunks(case: Case, file: LoadedModel) -> dict[str, np.ndarray]:
 
 
 def _locate(model: nn.Module, file: LoadedModel, case: Case, reference: Reference) -> str | None:
-    states = file.metadata.get("states", [])
-    keywords = keywords_of(case.feeds, states, reference.dtype)
     feeds = file.bind(**case.feeds)
-    return first_departure(model, file.path, feeds, keywords, file.metadata["dtype"])
+    dtype = file.metadata["dtype"]
+    return first_departure(model, file.path, feeds, lambda to: reference.keywords(case.feeds, to), dtype)
 
 
 def _masks(model: nn.Module, file: LoadedModel) -> set[str]:
@@ -137,22 +166,46 @@ def _masks(model: nn.Module, file: LoadedModel) -> set[str]:
     return names & {port.name for port in file.inputs}
 
 
-def _by_name(model: nn.Module, args: Any) -> dict[str, Any]:
-    values = args if isinstance(args, Mapping) else dict(zip(positional_names(model), as_tuple(args)))
-    return {name: value for name, value in values.items() if value is not None}
+def _check_names(model: nn.Module, file: LoadedModel, call: Call | None) -> None:
+    """See that the file's inputs are the model's arguments."""
+    parameters = inspect.signature(model.forward).parameters
+    takes: Iterable[str] = list(parameters) if call is None else call.names
+    if call is None and any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return
+    states = {state["input"] for state in file.metadata.get("states", [])}
+    inputs = [port.name for port in file.inputs if port.name not in states]
+    for name in inputs:
+        if name not in takes:
+            raise OptionError(
+                f"{file.path}: its input '{name}' is no argument of {type(model).__name__} (which takes "
+                f"{', '.join(takes)}): was it made from another model?"
+            )
+    for name in call.names if call is not None else ():
+        if name not in inputs:
+            raise OptionError(
+                f"args: '{name}' is no input of {file.path}{closest(name, inputs)} (they are {', '.join(inputs)})"
+            )
+
+
+def _numpy(tensor: torch.Tensor) -> np.ndarray:
+    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).detach().cpu().numpy()
 
 
 def _read_data(data: Mapping[str, Any] | str | os.PathLike[str], file: LoadedModel) -> dict[str, np.ndarray]:
+    states = {state["input"] for state in file.metadata.get("states", [])}
+    names = [port.name for port in file.inputs if port.name not in states]
     shown = "data"
     if isinstance(data, (str, os.PathLike)):
         shown = str(data)
+        if not Path(data).is_file():
+            raise InputError(f"{shown}: is a folder" if Path(data).is_dir() else f"{shown}: there is no such file")
         try:
             with np.load(Path(data), allow_pickle=False) as archive:
                 data = {name: archive[name] for name in archive.files}
-        except (OSError, ValueError) as error:
-            raise InputError(f"{shown}: cannot be read as an .npz file of arrays ({error})") from None
-    states = {state["input"] for state in file.metadata.get("states", [])}
-    names = [port.name for port in file.inputs if port.name not in states]
+        except (OSError, ValueError, TypeError, AttributeError, EOFError, zipfile.BadZipFile, zlib.error):
+            raise InputError(
+                f"{shown}: cannot be read as an .npz file; write one with numpy.savez(FILE, {names[0]}=array)"
+            ) from None
     for name in data:
         if name not in names:
             raise InputError(
