@@ -183,11 +183,13 @@ def validate_command(
     with talk.progress("validate") as progress:
         from sruexport.display import show_report
         from sruexport.parity import validate
-        from sruexport.sources import choose
+        from sruexport.sources import another_checkpoint, choose
 
         made = choose(source, model, weights, prefix, option or [])
         report = validate(made.model, file, data=data, example=made.args, progress=progress)
     show_report(talk.people, report)
+    if note := another_checkpoint(made, report.source):
+        talk.errors.print(note, style="yellow")
     talk.document(report.to_dict())
     if not report.passed:
         raise typer.Exit(1)
@@ -221,8 +223,8 @@ def demo_command(
         for row in done.predictions
     ]
     show_predictions(talk.people, rows, headings, "who speaks, and how sure")
-    show_report(talk.people, done.on_generated)
-    show_report(talk.people, done.on_recordings)
+    show_report(talk.people, done.on_generated, "the exported file, random sequences,")
+    show_report(talk.people, done.on_recordings, "the exported file, the recordings above,")
     talk.document(done.to_dict())
     if not done.passed:
         raise typer.Exit(1)

@@ -43,7 +43,7 @@ class Demonstration:
     def to_dict(self) -> dict[str, Any]:
         return {
             "passed": self.passed,
-            "file": str(self.exported.path),
+            "file": str(self.exported.path) if self.exported.path.exists() else None,
             "bytes": self.exported.bytes,
             "metadata": self.exported.metadata,
             "recordings": self.on_recordings.to_dict(),

@@ -10,33 +10,39 @@ from rich.table import Table
 from rich.text import Text
 
 from sruexport.parity import Errors, Report
+from sruexport.parity.measure import floor
 
 _EXPLAINED = (
-    "|engine - f64| is how far the file is from PyTorch in float64, over all cases; PyTorch is how far PyTorch's own "
-    "{dtype} is. Passed: max <= max(8 x PyTorch, floor x scale)."
+    "max, mean, p99: of |engine - f64|, how far the file is from PyTorch in float64, in the case nearest to its bound. "
+    "PyTorch: |{dtype} - f64|, how far PyTorch itself is. bound: max(8 x PyTorch, {floor:.0e} x scale)."
 )
 
+#: What a report's table needs, whatever the terminal has: figures that are cut off say nothing.
+_WIDTH = 80
 
-def show_report(console: Console, report: Report) -> None:
-    """One row per output: the case nearest to its bound."""
+
+def show_report(console: Console, report: Report, name: str = "") -> None:
+    """One row per output: the case nearest to its bound. `name` stands in for the file's."""
     ran = [case for case in report.cases if not case.skipped]
-    console.print(Text(f"{report.path} on {report.engine}, {report.dtype}, {len(ran)} cases", style="italic"))
+    console.print(Text(f"{name or report.path} on {report.engine}, {report.dtype}, {len(ran)} cases", style="italic"))
     if ran:
-        table = Table()
-        table.add_column("output", overflow="fold")
+        table = Table(width=_WIDTH if console.width < _WIDTH else None)
+        table.add_column("output", overflow="fold", min_width=6)
         for heading in ("max", "mean", "p99", "PyTorch", "bound"):
             table.add_column(heading, justify="right", no_wrap=True)
         table.add_column("", no_wrap=True)
         for name, errors in report.outputs.items():
             table.add_row(Text(name), *_figures(errors), _verdict(errors.passed))
-        console.print(table)
-        console.print(_EXPLAINED.format(dtype=report.dtype), style="dim")
+        console.print(table, crop=False)
+        console.print(_EXPLAINED.format(dtype=report.dtype, floor=floor(report.dtype)), style="dim")
     for case in report.cases:
         if case.skipped:
             console.print(Text(f"not run: {case.name}: {case.skipped}", style="dim"))
     for name, errors in report.outputs.items():
         if errors.reason:
             console.print(Text(f"{name}: {errors.reason}", style="red"))
+        if errors.not_finite:
+            console.print(Text(f"{name}: PyTorch itself gives {errors.not_finite} NaN or infinities", style="yellow"))
     failed = [case.name for case in ran if not case.passed]
     if failed:
         shown = ", ".join(failed[:6]) + (", ..." if len(failed) > 6 else "")
@@ -44,6 +50,8 @@ def show_report(console: Console, report: Report) -> None:
         if report.first_departure is not None:
             where = report.first_departure or "the model itself"
             console.print(Text(f"the first layer that departs: {where}", style="red"))
+        else:
+            console.print(Text("no single layer departs by the rule when the sequence is run whole", style="red"))
     if not ran:
         console.print(
             "PyTorch refuses every case that fits the file: is it of this model? If so, give inputs with --data",

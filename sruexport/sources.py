@@ -81,6 +81,17 @@ def keep_apart(output: Path, *inputs: Path | None) -> None:
             raise OutputError(f"{output}: is the checkpoint itself; give another name")
 
 
+def another_checkpoint(source: Source, made_from: Mapping[str, Any]) -> str:
+    """A note if an ONNX file was made from another checkpoint than `source`; empty if not, or if that is not known."""
+    ours, theirs = source.origin.get("sha256"), made_from.get("sha256")
+    if not ours or not theirs or ours == theirs:
+        return ""
+    return (
+        f"the file was made from another checkpoint: {made_from.get('file')}, sha256 {theirs[:12]}..., "
+        f"and not {source.origin.get('file')}, {ours[:12]}..."
+    )
+
+
 def from_checkpoint(path: Path, prefix: str | None, options: Mapping[str, Any]) -> Source:
     """A layer, or a pickled module, from a checkpoint file. Errors as for `read`."""
     contents = open_checkpoint(path)

@@ -478,6 +478,13 @@ def test_validate(run, shared):
         assert word in done.out
 
 
+def test_figures_are_whole_in_the_narrowest_terminal(run, shared, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "30")
+    done = run("validate", *shared)
+    assert "…" not in done.out
+    assert done.out.count(" passed ") == 2
+
+
 def test_validate_json(run, shared):
     done = run("validate", *shared, "--json")
     assert done.code == 0

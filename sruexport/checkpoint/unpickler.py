@@ -35,12 +35,12 @@ _PLAIN = {
 
 
 class Unpickler(pickle.Unpickler):
-    """Finds only what `_PLAIN`, torch.nn and the families' constructors name."""
+    """Finds only what `_PLAIN` names, modules of torch.nn and of ours, and stand-ins for known third-party layers."""
 
     def find_class(self, module: str, name: str) -> Any:
         if name in _PLAIN.get(module, ()):
             return getattr(importlib.import_module(_PYTHON_2.get(module, module)), name)
-        if module.startswith("torch.nn.modules."):
+        if module.startswith(("torch.nn.modules.", "sruexport.layers.")):
             found = getattr(sys.modules.get(module), name, None)
             if isinstance(found, type) and issubclass(found, nn.Module):
                 return found

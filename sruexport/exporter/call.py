@@ -108,10 +108,6 @@ def as_tuple(args: Any) -> tuple[Any, ...]:
     return tuple(args) if isinstance(args, (tuple, list)) and not isinstance(args, PackedSequence) else (args,)
 
 
-def positional_names(model: nn.Module) -> list[str]:
-    return [name for name, p in inspect.signature(model.forward).parameters.items() if p.kind is not p.VAR_KEYWORD]
-
-
 def result(output: Any, names: Sequence[str] = ()) -> dict[str, torch.Tensor]:
     """The tensors in what a model returns, by name, in order.
 

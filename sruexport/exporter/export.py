@@ -25,7 +25,14 @@ from sruexport.recurrences import DOMAIN, DOMAIN_VERSION, state_type
 
 from .branches import Decisions, Recording
 from .call import Axes, Call, check_axes, result
-from .finish import check_dims, fold_weights, name_output_dims, name_weights, run_bfloat16_anywhere
+from .finish import (
+    check_dims,
+    exact_layer_norms,
+    fold_weights,
+    name_output_dims,
+    name_weights,
+    run_bfloat16_anywhere,
+)
 from .functions import attach_functions, recurrence_nodes
 from .model import borrowed, recurrent_layers
 from .trace import trace
@@ -161,6 +168,7 @@ def _build(
     name_output_dims(graph, sorted({dim for by_axis in axes.values() for dim in by_axis.values()}))
     fold_weights(graph)
     name_weights(graph)
+    exact_layer_norms(graph)
     if dtype == torch.bfloat16:
         run_bfloat16_anywhere(graph)
     graph.opset_imports[DOMAIN] = DOMAIN_VERSION

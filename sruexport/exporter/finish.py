@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as passes
+from onnx_ir import tape
 from onnxscript import optimizer
 
 from sruexport.errors import DynamicAxesError
@@ -57,6 +59,33 @@ def name_weights(model: ir.Model) -> None:
         users = [user.metadata_props.get(MODULE_KEY) for user in value.consumers()]
         if value.name and "." not in value.name and users and users[0]:
             value.name = f"{users[0]}.{value.name}"
+
+
+def exact_layer_norms(model: ir.Model) -> None:
+    """Write out float64 LayerNormalization, whose epsilon is a float32 attribute: 1e-5 becomes 9.99999975e-6 there."""
+    for node in list(model.graph):
+        if node.op_type != "LayerNormalization" or node.domain or node.outputs[0].dtype != ir.DataType.DOUBLE:
+            continue
+        build = tape.Tape()
+        x, scale, bias = (*node.inputs, None)[:3]
+        attribute = node.attributes.get("epsilon")
+        # The shortest decimal that rounds to the attribute is what PyTorch was given.
+        epsilon = float(str(np.float32(attribute.as_float() if attribute is not None else 1e-5)))
+        axis = node.attributes["axis"].as_int() if "axis" in node.attributes else -1
+        rank = len(x.shape) if x is not None and x.shape is not None else -axis
+        axes = build.op("Constant", [], {"value_ints": list(range(axis % rank, rank))})
+        centred = build.op("Sub", [x, build.op("ReduceMean", [x, axes])])
+        variance = build.op("ReduceMean", [build.op("Mul", [centred, centred]), axes])
+        shifted = build.op(
+            "Add", [variance, build.op("Constant", [], {"value": ir.tensor([epsilon], ir.DataType.DOUBLE)})]
+        )
+        normed = build.op("Mul", [build.op("Div", [centred, build.op("Sqrt", [shifted])]), scale])
+        if bias is not None:
+            normed = build.op("Add", [normed, bias])
+        normed.dtype, normed.shape = node.outputs[0].dtype, node.outputs[0].shape
+        for made in build.nodes:
+            made.metadata_props.update(node.metadata_props)
+        ir.convenience.replace_nodes_and_values(model.graph, node, [node], build.nodes, [node.outputs[0]], [normed])
 
 
 def run_bfloat16_anywhere(model: ir.Model) -> None:

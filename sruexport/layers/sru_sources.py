@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sruexport.errors import CheckpointError, ExportError
+from sruexport.errors import CheckpointError, ExportError, closest
 
 from .family import Argument, Family, Option, Tensors, overridden, settle_hooks, third_party_name
 from .sru import SRU, SRUCell
@@ -142,7 +142,7 @@ def _normal_cell(cell: dict[str, Tensor], where: str) -> dict[str, Tensor]:
             cell[new] = cell.pop(old).t().contiguous()
     for key in ("weight", "bias"):
         if key not in cell:
-            raise CheckpointError(f"key {where}{key} is missing")
+            raise CheckpointError(f"key {where}{key} is missing{closest(key, cell)}")
     if "weight_proj" in cell and cell["weight_proj"].dim() != 2:
         raise CheckpointError(f"key {where}weight_proj has shape {list(cell['weight_proj'].shape)}, expected a matrix")
     if cell["bias"].dim() != 1 or cell["bias"].numel() % 2 or cell["weight"].dim() != 2:
@@ -217,7 +217,7 @@ def load_checked(module: nn.Module, tensors: Tensors) -> None:
     expected = module.state_dict()
     for key in sorted(expected.keys() | tensors.keys()):
         if key not in tensors:
-            raise CheckpointError(f"key {key} is missing")
+            raise CheckpointError(f"key {key} is missing{closest(key, tensors)}")
         if key not in expected:
             raise CheckpointError(f"key {key} is not one of this layer's: do the options fit the checkpoint?")
         if expected[key].shape != tensors[key].shape:

@@ -35,6 +35,7 @@ class Errors:
         scale: max |f64|.
         bound: what engine_max may be.
         reason: why it failed, if not by its numbers alone.
+        not_finite: how many values are NaN or infinite in float64 itself, and in the engine alike.
     """
 
     engine_max: float
@@ -44,6 +45,7 @@ class Errors:
     scale: float
     bound: float
     reason: str = ""
+    not_finite: int = 0
 
     @property
     def passed(self) -> bool:
@@ -76,7 +78,7 @@ def compare(engine: np.ndarray, pytorch: np.ndarray, exact: np.ndarray, dtype: s
         reason = "PyTorch itself is farther from float64 than rounding explains"
     # A quantile that is one of the values: between infinities there is nothing to interpolate.
     p99 = float(np.sort(e, axis=None)[-(-99 * (e.size - 1) // 100)])
-    return Errors(float(e.max()), float(e.mean()), p99, float(p.max()), scale, bound, reason)
+    return Errors(float(e.max()), float(e.mean()), p99, float(p.max()), scale, bound, reason, int((~finite).sum()))
 
 
 def failure(reason: str) -> Errors:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ class Report:
 
     Attributes:
         cases: every case in order, those that PyTorch itself refused among them.
+        source: what the file's metadata say of where its model came from.
         first_departure: on failure, the path of the first layer that departs ("": the model itself), if found.
     """
 
@@ -37,6 +39,7 @@ class Report:
     dtype: str
     cases: tuple[CaseResult, ...]
     first_departure: str | None = None
+    source: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def passed(self) -> bool:
@@ -68,6 +71,7 @@ class Report:
             "engine": self.engine,
             "dtype": self.dtype,
             "first_departure": self.first_departure,
+            "source": dict(self.source),
             "outputs": {name: plain(errors) for name, errors in self.outputs.items()},
             "cases": [
                 {

@@ -92,7 +92,8 @@ def validate(
         progress("looking for the layer that departs")
         departure = _locate(model, file, failed[max(failed)], reference)
     engine = ENGINES["onnxruntime"]
-    return Report(file.path, f"{engine.name} {engine.version()}", metadata["dtype"], tuple(results), departure)
+    ran_on = f"{engine.name} {engine.version()}"
+    return Report(file.path, ran_on, metadata["dtype"], tuple(results), departure, metadata.get("source", {}))
 
 
 def _run(case: Case, file: LoadedModel, reference: Reference) -> CaseResult:

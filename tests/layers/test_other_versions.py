@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from oracles import SRU_2_0, SRU_3_0, SRUPP_3_0, oracle
 
 import sruexport
-from oracles import SRU_2_0, SRU_3_0, SRUPP_3_0, oracle
 from sruexport.errors import ExportError, OptionsNeeded
 from sruexport.exporter.model import borrowed
 from sruexport.layers import SRU, SRUpp
@@ -33,11 +33,13 @@ def _told_options(entry: dict[str, Any], file: Path) -> dict[str, Any]:
     options: dict[str, Any] = {}
     if "nn_rnn_compatible_return" in entry["kwargs"]:
         options["nn_rnn_compatible_return"] = entry["kwargs"]["nn_rnn_compatible_return"]
+    asked: list[str] = []
     try:
         sruexport.read(file, options=options)
     except OptionsNeeded as error:
-        assert set(error.options) <= set(ASKED)
-        options |= {name: entry["kwargs"].get(name, defaults.get(name)) for name in error.options}
+        asked = error.options
+    assert set(asked) <= set(ASKED)
+    options |= {name: entry["kwargs"].get(name, defaults.get(name)) for name in asked}
     return options
 
 
