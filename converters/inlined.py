@@ -25,5 +25,6 @@ def inline(model: ir.Model) -> ir.Model:
     """
     copy = ir.serde.deserialize_model(ir.serde.serialize_model(model))
     passes.InlinePass()(copy)
+    passes.RemoveUnusedNodesPass()(copy)
     copy.opset_imports.pop(DOMAIN, None)
     return copy

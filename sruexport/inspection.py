@@ -10,6 +10,7 @@ import onnx_ir as ir
 from sruexport.checkpoint import Contents, build, find_layers, open_checkpoint
 from sruexport.errors import ModelFileError, OptionsNeeded, SruExportError
 from sruexport.exporter.functions import recurrence_nodes
+from sruexport.exporter.model import recurrent_layers
 from sruexport.layers import FAMILIES, family_of
 from sruexport.metadata import unpack
 
@@ -60,8 +61,8 @@ def inspect_checkpoint(contents: Contents) -> dict[str, Any]:
         module = build(contents)
         found["layers"] = [
             {"family": family.name, "prefix": path, "other_tensors": 0, "options": family.describe(part), "needs": []}
-            for path, part in module.named_modules()
-            if (family := family_of(part)) is not None and hasattr(part, "num_layers")
+            for path, part in recurrent_layers(module).items()
+            if (family := family_of(part)) is not None
         ]
     found["families"] = sorted({layer["family"] for layer in found["layers"]})
     return found

@@ -107,7 +107,7 @@ def _from_tensors(contents: Contents, prefix: str | None, options: dict[str, Any
     known = {**_settings(contents, layer.family), **options}
     for option in layer.family.options:
         value = known.get(option.name)
-        if value is not None and (value not in (True, False) if option.kind is bool else not isinstance(value, int)):
+        if value is not None and not option.fits(value):
             raise OptionError(f"option {option.name}={value!r}: give {option.usage}")
     return layer.family.read(tensors, known)
 

@@ -138,6 +138,8 @@ def result(output: Any, names: Sequence[str] = ()) -> dict[str, torch.Tensor]:
             name = "_".join([head, *([_name(path[1:])] if path[1:] else [])])
         else:
             name = _name(path)
+        while name in named:  # {"a_b": ..., "a": {"b": ...}}
+            name += "_again"
         named[name] = leaf
     if not named:
         raise ExportError("forward returns no tensor, so that the graph would have no output")

@@ -17,14 +17,12 @@ from torch import nn
 
 from sruexport._version import __version__
 from sruexport.errors import ExportError, ModelWarning, OptionError, closest
-from sruexport.layers import adapt, family_of
+from sruexport.layers import adapt
 from sruexport.layers.standard import for_graph
-from sruexport.layers.states import StateBank, state_bank
 from sruexport.metadata import pack
 from sruexport.recurrences import DOMAIN, DOMAIN_VERSION, state_type
 
-from .branches import Decisions, Recording
-from .call import Axes, Call, check_axes, result
+from .call import Axes
 from .finish import (
     check_dims,
     exact_layer_norms,
@@ -34,15 +32,14 @@ from .finish import (
     run_bfloat16_anywhere,
 )
 from .functions import attach_functions, recurrence_nodes
-from .model import borrowed, recurrent_layers
+from .model import attributes, borrowed, holding, unwrapped
+from .plan import Plan, check_tensors, make_plan
 from .trace import trace
 from .write import PROTOBUF_LIMIT, check_output, write_whole
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
 OPSETS = range(18, 26)
 DEFAULT_OPSET = 18
-#: Sizes of the example that a bare layer is traced with.
-_EXAMPLE = {"T": 5, "B": 3}
 
 
 @dataclass(frozen=True)
@@ -52,34 +49,6 @@ class Exported:
     path: Path
     bytes: int
     metadata: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """What one run of the model in PyTorch shows, before it is traced.
-
-    Attributes:
-        outputs: names of the tensors that the model returns.
-        item_names: names for the items of the outermost tuple that it returns.
-        cells: paths of the cells whose state is carried, in running order, with the sizes [B, C] of their states.
-    """
-
-    call: Call
-    axes: Axes
-    outputs: list[str]
-    item_names: tuple[str, ...]
-    cells: dict[str, tuple[int, int]]
-    layers: list[dict[str, Any]]
-    dtype: torch.dtype
-    decisions: Decisions
-
-    def sizes(self) -> dict[str, int]:
-        """The example's size of each dynamic dim."""
-        return {
-            dim: tensor.shape[axis]
-            for name, tensor in zip(self.call.names, self.call.tensors)
-            for axis, dim in self.axes.get(name, {}).items()
-        }
 
 
 def export(
@@ -124,32 +93,70 @@ def export(
     target = check_output(path)
     chosen_opset, chosen_dtype = _check_opset(opset), _check_dtype(dtype)
     progress("running the model once")
+    model = unwrapped(model)
+    check_tensors(model)
+    before = attributes(model)
     with borrowed(model) as ours:
-        plan = _plan(ours, args, dynamic, stateful)
+        plan = make_plan(ours, args, dynamic, stateful)
+        kept = {
+            module: {name: value for name, value in held.items() if value is not before[module].get(name, before)}
+            for module, held in attributes(model).items()
+            if module in before
+        }
     file_dtype = chosen_dtype or plan.dtype
     if chosen_dtype is not None:
         plan.call.cast(chosen_dtype)
-    # The graph's weights are views of the borrowed model's: it is written out before the model goes back.
-    with borrowed(model, dtype=chosen_dtype, replace=lambda module: adapt(module) or for_graph(module)) as ours:
-        graph, metadata = _build(ours, plan, file_dtype, chosen_opset, progress)
-        metadata["source"] = {"class": f"{type(model).__module__}.{type(model).__qualname__}", **(source or {})}
-        graph.metadata_props.update(pack(metadata))
-        progress("checking and writing")
-        data = _checked(graph)
+    try:
+        data, metadata = _written(model, plan, chosen_dtype, file_dtype, chosen_opset, source, progress)
+    except ExportError:
+        if not any(kept.values()):
+            raise
+        # Code that works out something in its first call, in ways that no graph can, and keeps it for those to come.
+        with holding(kept):
+            data, metadata = _written(model, plan, chosen_dtype, file_dtype, chosen_opset, source, progress)
+        module, name = next((module, next(iter(values))) for module, values in kept.items() if values)
+        warnings.warn(
+            f"{type(module).__name__}.forward keeps {name} from one call to the next: the file has, in every call, "
+            "the value that the example left",
+            ModelWarning,
+            stacklevel=2,
+        )
     write_whole(target, data)
     return Exported(target, len(data), metadata)
 
 
+def _written(
+    model: nn.Module,
+    plan: Plan,
+    cast: torch.dtype | None,
+    dtype: torch.dtype,
+    opset: int,
+    source: Mapping[str, Any] | None,
+    progress: Callable[[str], None],
+) -> tuple[bytes, dict[str, Any]]:
+    """The file's bytes, and its metadata."""
+    # The graph's weights are views of the borrowed model's: it is written out before the model goes back.
+    with borrowed(model, dtype=cast, replace=lambda module: adapt(module) or for_graph(module)) as ours:
+        graph, metadata = _build(ours, plan, dtype, opset, progress)
+        metadata["source"] = {"class": f"{type(model).__module__}.{type(model).__qualname__}", **(source or {})}
+        graph.metadata_props.update(pack(metadata))
+        progress("checking and writing")
+        return _checked(graph), metadata
+
+
 def _build(
-    ours: nn.Module, plan: _Plan, dtype: torch.dtype, opset: int, progress: Callable[[str], None]
+    ours: nn.Module, plan: Plan, dtype: torch.dtype, opset: int, progress: Callable[[str], None]
 ) -> tuple[ir.Model, dict[str, Any]]:
     """Trace and finish the graph; its metadata beside it."""
-    batch = _batch_name(plan) if plan.cells else None
+    batch = plan.batch
     states = _describe_states(plan, batch, dtype)
     axes = plan.axes | ({state["input"]: {0: batch} for state in states} if batch else {})
     cells = [
         (ours.get_submodule(cell), torch.zeros(size, dtype=state_type(dtype))) for cell, size in plan.cells.items()
     ]
+    for state in states:
+        if state["input"] in plan.call.names:
+            raise OptionError(f"stateful: forward has an argument '{state['input']}', the name of a state: rename it")
     outputs = _distinct(plan.outputs, plan.call.names)
     progress("tracing")
     graph = trace(
@@ -197,94 +204,6 @@ def _build(
     }
 
 
-def example_arguments(
-    layer: nn.Module, *, mask: bool = False, sizes: Mapping[str, int] | None = None
-) -> dict[str, torch.Tensor]:
-    """An example call of a bare recurrent layer, by argument name.
-
-    Args:
-        mask: whether to give the padding mask, INT32 [T, B].
-        sizes: of the axes "T" and "B".
-
-    Raises:
-        OptionError: `layer` is no known layer, or takes no mask.
-    """
-    family = family_of(layer)
-    if family is None:
-        raise OptionError("args: give an example of the model's arguments, such as (torch.zeros(50, 2, 40),)")
-    kinds = {"sequence", "mask"} if mask else {"sequence"}
-    if mask and not any(argument.kind == "mask" for argument in family.arguments):
-        raise OptionError(f"layers of family {family.name} take no mask")
-    like = next((p for p in layer.parameters() if p.is_floating_point()), torch.zeros(()))
-    call = {}
-    for argument in family.arguments:
-        if argument.kind in kinds:
-            shape = [(sizes or _EXAMPLE)[dim] if isinstance(dim, str) else dim for dim in argument.shape(layer)]
-            call[argument.name] = torch.zeros(shape, dtype=torch.int32 if argument.kind == "mask" else like.dtype)
-    return call
-
-
-def _plan(ours: nn.Module, args: Any, dynamic: Any, stateful: bool) -> _Plan:
-    call = Call.of(ours, example_arguments(ours) if args is None else args)
-    axes = check_axes(ours, call, dynamic)
-    call.widen(axes)
-    family = family_of(ours)
-    item_names = family.outputs if family is not None else ()
-    bank, recording = StateBank(), Recording()
-    with state_bank(bank), recording:
-        try:
-            output = ours(**call.keywords())
-        except Exception as error:
-            raise ExportError(f"the model does not run on the example: {type(error).__name__}: {error}") from error
-    paths = {module: path for path, module in ours.named_modules()}
-    if stateful and bank.refused:
-        module, why = next(iter(bank.refused.items()))
-        raise ExportError(f"stateful: layer '{paths.get(module, '')}' cannot be carried from chunk to chunk: {why}")
-    if stateful and not bank.last:
-        raise ExportError("stateful: every layer is given its state by the model itself; there is none to add")
-    _warn_of_weights(ours)
-    cells = {paths[cell]: (last.shape[0], last.shape[1]) for cell, last in bank.last.items()} if stateful else {}
-    layers = [
-        {"path": path, "family": known.name, "options": known.describe(layer)}
-        for path, layer in recurrent_layers(ours).items()
-        if (known := family_of(layer)) is not None
-    ]
-    floats = [t.dtype for t in [*ours.parameters(), *ours.buffers()] if t.is_floating_point()]
-    for place, truths in recording.decisions.places().items():
-        way = " and ".join(str(truth) for truth in sorted(truths))
-        warnings.warn(
-            f"{place} decides by the values of a tensor: the file always goes the example's way ({way})",
-            ModelWarning,
-            stacklevel=3,
-        )
-    return _Plan(
-        call,
-        axes,
-        list(result(output, item_names)),
-        item_names,
-        cells,
-        layers,
-        floats[0] if floats else torch.float32,
-        recording.decisions,
-    )
-
-
-def _warn_of_weights(model: nn.Module) -> None:
-    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            what = "NaN" if bool(torch.isnan(tensor).any()) else "infinite values"
-            warnings.warn(f"tensor {name} has {what}", ModelWarning, stacklevel=4)
-
-
-def _batch_name(plan: _Plan) -> str | None:
-    """The dynamic dim that the states' batch axis is: the one whose size in the example is theirs."""
-    batch = next(iter(plan.cells.values()))[0]
-    names = {dim for dim, size in plan.sizes().items() if size == batch}
-    if "B" in names:
-        return "B"
-    return min(names) if names else None
-
-
 def _time_name(graph: ir.Model, axes: Axes) -> str | None:
     """The dynamic dim that the recurrences run over, if it is an input's own."""
     names = {dim for by_axis in axes.values() for dim in by_axis.values()}
@@ -296,7 +215,7 @@ def _time_name(graph: ir.Model, axes: Axes) -> str | None:
     return None
 
 
-def _describe_states(plan: _Plan, batch: str | None, dtype: torch.dtype) -> list[dict[str, Any]]:
+def _describe_states(plan: Plan, batch: str | None, dtype: torch.dtype) -> list[dict[str, Any]]:
     return [
         {
             "input": f"state_{i}",

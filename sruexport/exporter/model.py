@@ -13,8 +13,8 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from sruexport.errors import ExportError
 from sruexport.layers import adapt, family_of
-from sruexport.layers.packed import padded_packing
 
 
 @contextmanager
@@ -34,8 +34,9 @@ def borrowed(
         the model itself, or, if it is a known layer, what replaces it.
     """
     with ExitStack() as stack:
+        _restore_afterwards(model, stack)
         _eval_mode(model, stack)
-        root = replace(model) or model
+        root = _replacement(model, replace) or model
         _replace_below(root, replace, {}, stack)
         _eval_mode(root, stack)
         if dtype is not None:
@@ -66,11 +67,13 @@ class _Float64(TorchFunctionMode):
         return func(*args, **named)
 
 
-@contextmanager
-def padded_for_graph() -> Iterator[None]:
-    """While a graph is traced: packed sequences stay padded, since a graph has no packed form."""
-    with padded_packing():
-        yield
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside torch.nn.DataParallel or torch.compile, whose forward says nothing of its arguments."""
+    while True:
+        inside = model.module if isinstance(model, nn.DataParallel) else getattr(model, "_orig_mod", None)
+        if not isinstance(inside, nn.Module):
+            return model
+        model = inside
 
 
 def recurrent_layers(model: nn.Module) -> dict[str, nn.Module]:
@@ -96,12 +99,82 @@ def _replace_below(
         if id(child) in seen:
             replacement = seen[id(child)]
         else:
-            replacement = replace(child) or child
+            replacement = _replacement(child, replace) or child
             seen[id(child)] = replacement
             _replace_below(replacement, replace, seen, stack)
         if replacement is not child:
             stack.callback(parent._modules.__setitem__, name, child)
             parent._modules[name] = replacement
+
+
+def _replacement(module: nn.Module, replace: Callable[[nn.Module], nn.Module | None]) -> nn.Module | None:
+    """What `replace` gives for a module, made an instance of the module's class too, since models ask `isinstance`.
+
+    Raises:
+        ExportError: the module has a forward of its own as an attribute, which its replacement would not run.
+    """
+    replacement = replace(module)
+    if replacement is None or replacement is module:
+        return None
+    if "forward" in vars(module):
+        raise ExportError(
+            f"a layer of class {type(module).__name__} has had its forward replaced, which the file would lose: "
+            "put what it does into a module around the layer"
+        )
+    own = type(replacement)
+    if not isinstance(replacement, type(module)):
+        # By inheritance, not by a `__class__` that lies: torch.export derives proxies of modules from `__class__`.
+        replacement.__class__ = type(own.__name__, (own, type(module)), {"__module__": own.__module__})
+    return replacement
+
+
+def attributes(model: nn.Module) -> dict[nn.Module, dict[str, Any]]:
+    """What the modules of a model hold as plain attributes."""
+    return {
+        module: {name: value for name, value in vars(module).items() if not name.startswith("_") and name != "training"}
+        for module in model.modules()
+    }
+
+
+@contextmanager
+def holding(kept: Mapping[nn.Module, Mapping[str, Any]]) -> Iterator[None]:
+    """Meanwhile modules hold these plain attributes."""
+    with ExitStack() as stack:
+        for module, values in kept.items():
+            stack.callback(_restore_attributes, module, dict(vars(module)), dict(module._buffers))
+            vars(module).update(values)
+        yield
+
+
+def _restore_afterwards(model: nn.Module, stack: ExitStack) -> None:
+    """See that what forward keeps on its modules (`self.hidden = c`), and what it writes into buffers, goes again.
+
+    Else one run would start from the state that the one before it left.
+    """
+    seen: set[int] = set()
+    for module in model.modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            continue
+        stack.callback(_restore_attributes, module, dict(vars(module)), dict(module._buffers))
+        for buffer in module._buffers.values():
+            if buffer is not None and id(buffer) not in seen and not buffer.is_inference():
+                seen.add(id(buffer))
+                stack.callback(_restore_values, buffer, buffer.detach().clone(), buffer._version)
+
+
+def _restore_attributes(module: nn.Module, attributes: dict[str, Any], buffers: dict[str, Any]) -> None:
+    held = vars(module)
+    for name in held.keys() - attributes.keys():
+        del held[name]
+    held.update(attributes)
+    module._buffers.clear()
+    module._buffers.update(buffers)
+
+
+def _restore_values(tensor: torch.Tensor, values: torch.Tensor, version: int) -> None:
+    if tensor._version != version:
+        with torch.no_grad():
+            tensor.copy_(values)
 
 
 def _eval_mode(model: nn.Module, stack: ExitStack) -> None:

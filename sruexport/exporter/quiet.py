@@ -6,6 +6,10 @@ import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+from torch.export import _trace
 
 from sruexport.errors import ModelWarning
 
@@ -20,10 +24,15 @@ def quiet() -> Iterator[None]:
     for logger in loggers:
         logger.setLevel(logging.CRITICAL)
     try:
-        with warnings.catch_warnings():
+        # torch.export prints the graph so far when it fails on a value.
+        with mock.patch.object(_trace, "print", _nothing, create=True), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             warnings.simplefilter("always", ModelWarning)
             yield
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
+
+
+def _nothing(*words: Any, **options: Any) -> None:
+    pass

@@ -13,19 +13,23 @@ import torch
 from torch import nn
 
 from sruexport.errors import DynamicAxesError, ExportError, ModelWarning, SruExportError
+from sruexport.layers import adapt
+from sruexport.layers.packed import padded_packing
+from sruexport.layers.standard import for_graph
 from sruexport.layers.states import StateBank, state_bank
 from sruexport.recurrences import graph_tracing
 
-from .branches import Decisions, Replaying
+from .branches import Decisions, Replaying, noted_sizes
 from .call import Axes, Call, result
-from .model import padded_for_graph
 from .quiet import quiet
 
 #: Node metadata: the path of the module that a node comes from, in the caller's model.
 MODULE_KEY = "sruexport.module"
 _ROOT = "model"
-#: "size != 1", or the same times a number: "(4*size) != 4".
-_NOT_ONE = re.compile(r"^\((\d+)\*.*\) != \1$|!= 1$")
+#: A size in a condition that torch could not prove.
+_SIZE = r"L\['tensors'\]\[(\d+)\]\.size\(\)\[(\d+)\]"
+#: "size != 1", or the same times a number: "(4*size) != 4", "(4 + 4*(T // 2)) != 4".
+_NOT_ONE = re.compile(r"^\((\d+) \+ \1\*.*\) != \1$|^\((\d+)\*.*\) != \2$|!= 1$")
 
 
 class _Graph(nn.Module):
@@ -79,15 +83,13 @@ def trace(
     shapes: list[dict[int, Any]] = [{axis: dims[d] for axis, d in axes.get(name, {}).items()} for name in call.names]
     shapes += [{0: dims[batch]} if batch else {}] * len(states)
     tensors = (*call.tensors, *(state for _, state in states))
-    with quiet(), padded_for_graph():
+    with quiet():
         try:
-            captured = _capture(graph, tensors, {"tensors": tuple(shapes)})
-            program = torch.onnx.export(captured, dynamo=True, opset_version=opset, verbose=False)
+            program = _program(graph, tensors, shapes, opset)
         except SruExportError:
             raise
         except Exception as error:
-            raise _explain(error, dims) from error
-    assert program is not None
+            raise _explain(error, dims, model) from error
     _clean(program.model)
     _name_dims(program.model, [{axis: dim.__name__ for axis, dim in by_axis.items()} for by_axis in shapes])
     inputs = [*call.names, *(f"state_{i}" for i in range(len(states)))]
@@ -95,7 +97,34 @@ def trace(
     return program.model
 
 
-def _capture(graph: nn.Module, tensors: tuple[torch.Tensor, ...], shapes: Any) -> torch.export.ExportedProgram:
+def _program(
+    graph: _Graph, tensors: tuple[torch.Tensor, ...], shapes: Sequence[dict[int, Any]], opset: int
+) -> torch.onnx.ONNXProgram:
+    """The traced graph as ONNX: with packed sequences as PyTorch unpacks them, or else padded to all T steps."""
+    for exact in (True, False):
+        with padded_packing(exact) as packing:
+            try:
+                captured = _capture(graph, tensors, shapes)
+                program = torch.onnx.export(captured, dynamo=True, opset_version=opset, verbose=False)
+            except Exception:
+                if exact and packing.used:
+                    continue
+                raise
+        break
+    if packing.used and not exact:
+        warnings.warn(
+            "packed sequences are unpacked to as many steps as the input has, PyTorch's to as many as the longest "
+            "sequence has: give the file inputs that are no longer than that",
+            ModelWarning,
+            stacklevel=4,
+        )
+    assert program is not None
+    return program
+
+
+def _capture(
+    graph: _Graph, tensors: tuple[torch.Tensor, ...], shapes: Sequence[dict[int, Any]]
+) -> torch.export.ExportedProgram:
     """torch.export, first with every condition on the dynamic axes proven, then, if that fails, with them assumed.
 
     Code such as `math.ceil(T / hop)` makes conditions that hold for every T but that torch cannot prove. What is
@@ -103,25 +132,41 @@ def _capture(graph: nn.Module, tensors: tuple[torch.Tensor, ...], shapes: Any) -
     """
     # As torch.onnx.export does: an axis is not taken for constant because the example has 0 or 1 there.
     oblivious = torch.fx.experimental._config.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]
-    with graph_tracing(), oblivious:
+    with graph_tracing(), oblivious, noted_sizes() as decided:
         try:
-            return torch.export.export(graph, tensors, dynamic_shapes=shapes, strict=False)
+            return torch.export.export(graph, tensors, dynamic_shapes={"tensors": tuple(shapes)}, strict=False)
         except torch._dynamo.exc.UserError as error:
             conditions = re.findall(r"satisfy the generated guard (.+?)\.?$", str(error), re.MULTILINE)
             if not conditions:
                 raise
         captured = torch.export.export(
-            graph, tensors, dynamic_shapes=shapes, strict=False, prefer_deferred_runtime_asserts_over_guards=True
+            graph,
+            tensors,
+            dynamic_shapes={"tensors": tuple(shapes)},
+            strict=False,
+            prefer_deferred_runtime_asserts_over_guards=True,
         )
-    # That an axis is not 1 is the tracer's own condition; ONNX broadcasts by the sizes at run time.
+    for place in sorted(decided):
+        warnings.warn(
+            f"{place} decides by whether a size is 1: the file always goes the example's way",
+            ModelWarning,
+            stacklevel=5,
+        )
+    # That a size is not 1 is otherwise the tracer's own condition; ONNX broadcasts by the sizes at run time.
     conditions = [condition for condition in conditions if not _NOT_ONE.search(condition)]
     if not conditions:
         return captured
+
+    def name(match: re.Match[str]) -> str:
+        dim = shapes[int(match[1])].get(int(match[2]))
+        return dim.__name__ if dim is not None else match[0]
+
     warnings.warn(
         f"the model's code puts {len(conditions)} conditions on the dynamic axes that could not be proven; the file "
-        f"takes them for granted, the first being {conditions[0]}: validate it at the sizes that you need",
+        f"takes them for granted, the first being {re.sub(_SIZE, name, conditions[0])}: "
+        "validate it at the sizes that you need",
         ModelWarning,
-        stacklevel=4,
+        stacklevel=5,
     )
     return captured
 
@@ -205,8 +250,17 @@ def _separate_outputs(graph: ir.Graph) -> None:
         seen.add(graph.outputs[i])
 
 
-def _explain(error: Exception, dims: dict[str, Any]) -> ExportError:
+def _explain(error: Exception, dims: dict[str, Any], model: nn.Module) -> ExportError:
     text = _root_cause(error)
+    for module in model.modules():
+        for name, value in vars(module).items():
+            if not name.startswith("_") and isinstance(value, (list, tuple, dict)):
+                for held in value.values() if isinstance(value, dict) else value:
+                    if isinstance(held, nn.Module) and (adapt(held) is not None or for_graph(held) is not None):
+                        return ExportError(
+                            f"{type(module).__name__}.{name} holds a layer of class {type(held).__name__} in a plain "
+                            f"{type(value).__name__}, where it cannot be found: use torch.nn.ModuleList or ModuleDict"
+                        )
     for name in dims:
         if re.search(
             rf"(marked {name} as dynamic|Not all values of {name}|specialized|constant|\b{name} = \d+)", text

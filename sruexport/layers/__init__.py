@@ -9,7 +9,9 @@ from .family import Family, third_party_name
 from .sru import SRU, SRUCell
 from .srupp import SRUpp, SRUppCell
 
-FAMILIES: dict[str, Family] = {family.name: family for family in (sru_sources.FAMILY, srupp.FAMILY)}
+FAMILIES: dict[str, Family] = {
+    family.name: family for family in (sru_sources.FAMILY, srupp.FAMILY)
+}
 
 
 def family_of(module: nn.Module) -> Family | None:

@@ -6,6 +6,7 @@ checkpoint reader, the exporter and the parity check go through this table and k
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +26,7 @@ class Option:
     kind: type
     about: str
 
-    def parse(self, text: str) -> bool | int:
+    def parse(self, text: str) -> bool | int | float:
         """Read a value as it is typed on the command line.
 
         Raises:
@@ -36,13 +37,24 @@ class Option:
             if text.lower() not in words:
                 raise OptionError(f"--option {self.name}={text}: write {self.name}=true or {self.name}=false")
             return words[text.lower()]
+        if self.kind is float:
+            try:
+                return float(text)
+            except ValueError:
+                raise OptionError(f"--option {self.name}={text}: write a number") from None
         if not text.isdecimal():
             raise OptionError(f"--option {self.name}={text}: write a whole number")
         return int(text)
 
+    def fits(self, value: object) -> bool:
+        """Whether `value`, from a checkpoint or a caller, is one of this option's."""
+        if self.kind is bool:
+            return value in (True, False)
+        return isinstance(value, (int, float) if self.kind is float else int)
+
     @property
     def usage(self) -> str:
-        return f"--option {self.name}={'true|false' if self.kind is bool else 'N'}"
+        return f"--option {self.name}={'true|false' if self.kind is bool else 'X' if self.kind is float else 'N'}"
 
 
 @dataclass(frozen=True)
@@ -76,7 +88,7 @@ class Family:
         options: every option that `read` understands.
         required: options that mark a dict as the layer's constructor arguments.
         describe: the options of one of our modules, for the metadata.
-        arguments: what forward takes, in order.
+        arguments: what forward takes, in order, over all of the family's modules (see `arguments_of`).
         outputs: names of what a layer on its own returns, in order.
         keys: typical names of its tensors, to say which family an unknown checkpoint is nearest to.
     """
@@ -104,9 +116,14 @@ class Family:
         names = [option.name for option in self.options]
         if name not in names:
             raise OptionError(
-                f"family {self.name} has no option '{name}'{closest(name, names)} (it has {', '.join(names)})"
+                f"family {self.name} has no option '{name}'{closest(name, names)} (it has {', '.join(names) or 'none'})"
             )
         return self.options[names.index(name)]
+
+    def arguments_of(self, module: torch.nn.Module) -> tuple[Argument, ...]:
+        """Those of `arguments` that this module's forward takes; modules of one family may name theirs differently."""
+        taken = inspect.signature(module.forward).parameters
+        return tuple(argument for argument in self.arguments if argument.name in taken)
 
     def missing(self, names: Sequence[str]) -> OptionsNeeded:
         """The error for options that neither the tensors nor the caller tell."""

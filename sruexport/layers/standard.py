@@ -21,6 +21,10 @@ from sruexport.errors import ExportError
 from .packed import pack_like, unpack
 from .states import keep_state
 
+_HOOKS = (
+    *("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
+    "_forward_pre_hooks_with_kwargs",
+)
 _GATES = {"LSTM": (0, 3, 1, 2), "GRU": (1, 0, 2), "RNN_TANH": (0,), "RNN_RELU": (0,)}
 
 
@@ -31,16 +35,31 @@ class StandardRNN(nn.Module):
         super().__init__()
         if getattr(original, "proj_size", 0):
             raise ExportError("a torch.nn.LSTM with proj_size has no ONNX node")
-        # Not as a child, which would be replaced in its turn: its parameters are this module's own.
+        # Not as a child, which would be replaced in its turn: its parameters, the modules that compute some of them,
+        # and its hooks are this module's own.
         self.__dict__["original"] = original
-        self.__dict__["_parameters"] = original._parameters
+        for table in ("_parameters", "_modules", *_HOOKS):
+            self.__dict__[table] = getattr(original, table)
+        # All but weight norm's, which only compute a weight: they are run now.
+        self.__dict__["_forward_pre_hooks"] = hooks = original._forward_pre_hooks.copy()
+        for key, hook in original._forward_pre_hooks.items():
+            if type(hook).__module__.startswith("torch.nn.utils"):
+                hook(original, ())
+                del hooks[key]
+        for name, value in vars(original).items():
+            if isinstance(value, Tensor):
+                self.__dict__[name] = value
 
     def __getattr__(self, name: str) -> Any:
+        if "original" not in self.__dict__:  # torch.export's proxy of a shared module, before it has anything
+            raise AttributeError(name)
         return getattr(self.__dict__["original"], name)
 
     def forward(self, input: Tensor | PackedSequence, hx: Any = None) -> tuple[Any, Any]:
         packed, lengths = input, None
         rnn = self.original
+        if self._gates(self.original._all_weights[0][0]).dtype == torch.float64:
+            raise ExportError(f"torch.nn.{rnn.mode.split('_')[0]} has no float64 in ONNX Runtime: use dtype='float32'")
         if isinstance(input, PackedSequence):
             x, mask = unpack(input)
             lengths = (~mask).sum(0).to(torch.int32)
@@ -111,13 +130,16 @@ class StandardRNN(nn.Module):
 
     def _gates(self, name: str) -> Tensor:
         # By slices, which the exporter folds; a Split of weights it leaves in the graph.
-        weight, size = getattr(self.original, name), self.original.hidden_size
+        weight, size = getattr(self, name), self.original.hidden_size
         return torch.cat([weight.narrow(0, i * size, size) for i in _GATES[self.original.mode]])
 
 
 def for_graph(module: nn.Module) -> nn.Module | None:
-    """What stands in for a torch.nn recurrent layer while a graph is traced; None for anything else."""
-    known = isinstance(module, nn.RNNBase) and type(module) in (nn.LSTM, nn.GRU, nn.RNN)
+    """What stands in for a torch.nn recurrent layer, or a subclass that keeps its forward, while a graph is traced.
+
+    None for anything else.
+    """
+    known = any(getattr(type(module), "forward", None) is own.forward for own in (nn.LSTM, nn.GRU, nn.RNN))
     return StandardRNN(module) if known else None  # type: ignore[arg-type]
 
 

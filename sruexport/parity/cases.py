@@ -34,14 +34,16 @@ def generated(inputs: tuple[Port, ...], metadata: Mapping[str, Any], masks: set[
     """Cases of random arrays that fit the file's inputs.
 
     Args:
-        masks: inputs that are padding masks. They are zero in half of the cases and random in the others.
+        masks: inputs that are padding masks. They are zero in half of the cases and random in the others. So are
+            inputs of truth values that are all alike in the example, such as a mask without padding.
     """
     states = {state["input"] for state in metadata.get("states", [])}
     ports = [port for port in inputs if port.name not in states]
+    varied = masks | {port.name for port in ports if _is_constant(port, metadata)}
     random = np.random.default_rng(seed)
     for sizes in _sizes(ports, metadata):
         shown = " ".join(f"{dim}={size}" for dim, size in sizes.items()) or "static"
-        for masked in [False, True] if masks else [False]:
+        for masked in [False, True] if varied else [False]:
             feeds = {port.name: _array(port, sizes, metadata, masks, masked, random) for port in ports}
             name = f"{shown} masked" if masked else shown
             yield Case(name, feeds)
@@ -104,6 +106,16 @@ def _example_sizes(ports: list[Port], metadata: Mapping[str, Any]) -> dict[str, 
     }
 
 
+def _is_constant(port: Port, metadata: Mapping[str, Any]) -> bool:
+    """Whether the example has one truth value throughout: what the other does would never be seen.
+
+    Bytes are truth values too: masks of older code.
+    """
+    known = metadata.get("examples", {}).get(port.name, {})
+    alike = known.get("true", 0.0) in (0.0, 1.0) if port.dtype.kind == "b" else known.get("high", 1) == 0
+    return alike and port.dtype in (np.bool_, np.uint8) and len(port.shape) > 1
+
+
 def _array(
     port: Port,
     sizes: Mapping[str, int],
@@ -119,8 +131,11 @@ def _array(
         return random.standard_normal(shape).astype(port.dtype)
     known = metadata.get("examples", {}).get(port.name, {})
     if port.dtype.kind == "b":
-        return random.random(shape) < known.get("true", 0.0)
+        usual = random.random(shape) < known.get("true", 0.0)
+        return usual ^ (random.random(shape) < 0.3) if masked and _is_constant(port, metadata) else usual
     low, high = known.get("low", 0), known.get("high", 1)
+    if masked and _is_constant(port, metadata):
+        return (random.random(shape) < 0.3).astype(port.dtype)
     longest = known.get("longest")
     if longest in sizes:
         # Lengths: as long as the sequences of this case are, one of them all of it.

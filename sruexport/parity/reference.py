@@ -76,6 +76,10 @@ class Reference:
         return {name: _numpy(value) for name, value in zip(self._outputs, values, strict=True)}
 
     def _by_own(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        for module in self.model.modules():
+            reset = getattr(module, "reset", None)
+            if callable(reset) and adapt(module) is not None:  # a layer that keeps its last input, as QRNN can
+                reset()
         with borrowed(self.model, replace=lambda module: None) as model:
             output = model(**self.keywords(feeds, self.dtype))
         values = result(output).values()

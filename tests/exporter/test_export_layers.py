@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import sruexport
-from sruexport.errors import ExportError
+from sruexport.errors import ExportError, ModelWarning
 from sruexport.layers import SRU, SRUCell
 from sruexport.parity.measure import compare
 
@@ -287,6 +287,27 @@ def test_chunks_give_what_the_whole_gives(two_layers, dtype, options):
     pairs = [(np.concatenate(pieces), whole["h"]), *((states[f"state_{i}"], whole[f"new_state_{i}"]) for i in range(2))]
     for chunked, right in pairs:
         np.testing.assert_allclose(chunked, right, rtol=0, atol=8 * np.finfo(dtype).eps * np.abs(right).max())
+
+
+@pytest.mark.parametrize("axes", [{0: "L", 1: "N"}, {0: "T"}], ids=str)
+def test_the_states_batch_axis_is_told_from_time_of_the_same_size(tmp_path, axes):
+    exported = sruexport.export(
+        layer(), torch.zeros(4, 4, 5), tmp_path / "m.onnx", dynamic={"input": axes}, stateful=True
+    )
+    assert ports(exported.path)[0]["state_0"] == [axes.get(1, 4), 4]
+
+
+def test_a_layer_that_gets_no_state_is_told(tmp_path):
+    class One(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = layer(), SRU(4, 4)
+
+        def forward(self, input):
+            return self.second(self.first(input, torch.zeros(2, input.shape[1], 4))[0])[0]
+
+    with pytest.warns(ModelWarning, match=r"layer 'first\.rnn_lst\.0' is given its state by the model itself"):
+        sruexport.export(One(), torch.zeros(5, 3, 5), tmp_path / "m.onnx", dynamic={}, stateful=True)
 
 
 def test_a_backward_layer_cannot_be_streamed(tmp_path):

@@ -7,6 +7,7 @@ import sys
 import textwrap
 
 import pytest
+import sru
 import torch
 from torch import nn
 
@@ -134,6 +135,60 @@ def test_conditions_on_an_axis_are_told_and_never_silently_broken(tmp_path):
         torch.testing.assert_close(torch.from_numpy(exported(longer.numpy())[0]), model(longer))
     with pytest.raises(ModelFileError, match="cannot run"):
         exported(longer[:4].numpy())
+
+
+class One(Model):
+    def forward(self, frames):
+        h = self.sru(frames)[0]
+        return h * 5 if frames.shape[0] % 4 == 1 else h
+
+
+def test_code_that_decides_by_a_size_of_one_is_told(tmp_path):
+    with pytest.warns(ModelWarning, match=r"test_refusals.py:\d+ decides by whether a size is 1"):
+        sruexport.export(One(), FRAMES[:3], tmp_path / "m.onnx", dynamic={"frames": {0: "T"}})
+
+
+class Number(Model):
+    def forward(self, frames):
+        h = self.sru(frames)[0]
+        return h * 2 if frames.sum().item() > 0 else h
+
+
+def test_code_that_decides_by_a_number_from_a_tensor(path, capfd):
+    with pytest.raises(ExportError, match=r"test_refusals.py:\d+ decides by a number taken from a tensor"):
+        sruexport.export(Number(), FRAMES, path, dynamic={"frames": {0: "T"}})
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_layer_whose_forward_was_replaced(path):
+    model = Model()
+    model.sru = sru.SRU(4, 4)
+    model.sru.forward = lambda x, mask_pad=None: (x, x)
+    with pytest.raises(ExportError, match="a layer of class SRU has had its forward replaced"):
+        sruexport.export(model, FRAMES, path, dynamic={})
+
+
+class Hidden(Model):
+    def __init__(self):
+        super().__init__()
+        self.others = [sru.SRU(4, 4)]
+
+    def forward(self, frames):
+        return self.others[0](self.sru(frames)[0])[0]
+
+
+def test_a_layer_in_a_plain_list(path):
+    with pytest.raises(ExportError, match=r"Hidden.others holds a layer of class SRU in a plain list.*ModuleList"):
+        sruexport.export(Hidden(), FRAMES, path, dynamic={})
+
+
+def test_tensors_without_plain_values(path):
+    with pytest.raises(ExportError, match=r"tensor sru\.\S+ is on the meta device"):
+        sruexport.export(Model().to("meta"), FRAMES, path, dynamic={})
+    sparse = Model()
+    sparse.extra = nn.Parameter(torch.eye(4).to_sparse())
+    with pytest.raises(ExportError, match="tensor extra is sparse"):
+        sruexport.export(sparse, FRAMES, path, dynamic={})
 
 
 # Options and arguments

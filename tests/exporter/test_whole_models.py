@@ -12,6 +12,7 @@ import pytest
 import sru
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import sruexport
@@ -190,6 +191,135 @@ def test_lengths_in_any_order(path):
         return call | {"lengths": call["lengths"].flip(0)}
 
     assert_same_as_original(path, model, PACKED_AXES, unsorted)
+
+
+class Tags(nn.Module):
+    """A mean over the steps that unpacking gives, which are as many as the longest sequence has."""
+
+    def __init__(self, total: bool):
+        super().__init__()
+        self.sru = sru.SRU(4, 4, bidirectional=True)
+        self.total = total
+
+    def forward(self, x, lengths):
+        packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        total = x.shape[1] if self.total else None
+        h, _ = pad_packed_sequence(self.sru(packed)[0], batch_first=True, total_length=total)
+        return h, h.mean(1)
+
+
+@pytest.mark.parametrize("total", [False, True])
+def test_unpacking_gives_as_many_steps_as_in_pytorch(path, total):
+    def short(steps: int, batch: int) -> dict[str, Any]:
+        return {"x": normal(batch, steps, 4), "lengths": torch.tensor([max(1, steps - 1 - i) for i in range(batch)])}
+
+    outputs = assert_same_as_original(path, Tags(total), PACKED_AXES, short)
+    assert outputs["output_0"].shape[1] == (9 if total else 8)
+
+
+class Fills(Tags):
+    def forward(self, x, lengths):
+        h, _ = super().forward(x, lengths)
+        return F.pad(h, (0, 0, 0, 1))[:, :-1] if h.shape[1] != x.shape[1] else h
+
+
+def test_where_unpacked_steps_cannot_be_traced_all_steps_are_given_and_it_is_said(path):
+    with pytest.warns(ModelWarning, match="packed sequences are unpacked to as many steps as the input has"):
+        assert_same_as_original(path, Fills(False), PACKED_AXES, with_lengths)
+
+
+# What models ask of their layers, do to them and keep on them
+
+
+class Asks(nn.Module):
+    def __init__(self, shared: bool = False):
+        super().__init__()
+        self.sru, self.lstm = sru.SRU(4, 4), nn.LSTM(4, 4)
+        if shared:
+            self.again = self.sru
+
+    def forward(self, x):
+        h, c = self.sru(x) if isinstance(self.sru, sru.SRU) else (x, x)
+        h, c = self.lstm(h)
+        if isinstance(self.lstm, nn.LSTM):
+            c = c[0]
+        return h + c[-1]
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_replaced_layer_is_an_instance_of_its_class(path, shared):
+    assert_same_as_original(path, Asks(shared))
+
+
+def test_hooks_of_a_torch_rnn_are_kept(path):
+    model = Asks()
+    model.lstm.register_forward_hook(lambda module, args, output: (output[0] * 2, output[1]))
+    model.lstm.register_forward_pre_hook(lambda module, args: (args[0] + 1, *args[1:]))
+    assert_same_as_original(path, model)
+
+
+class Remembers(nn.Module):
+    """Goes on from its last state, as an attribute or in a buffer; its first call starts from zeros."""
+
+    def __init__(self, buffer: bool):
+        super().__init__()
+        self.sru = sru.SRU(4, 4)
+        self.hidden = None
+        if buffer:
+            del self.hidden
+            self.register_buffer("hidden", torch.zeros(2, 3, 4))
+
+    def forward(self, x):
+        h, c = self.sru(x, self.hidden)
+        if self.hidden is None:
+            self.hidden = c
+        else:
+            self.hidden.copy_(c)
+        return h
+
+
+@pytest.mark.parametrize("buffer", [False, True])
+@pytest.mark.filterwarnings("ignore::sruexport.errors.ModelWarning")
+def test_what_the_example_leaves_in_a_model_is_not_in_the_file_nor_in_the_model(path, buffer):
+    model = Remembers(buffer).eval()
+    x = normal(5, 3, 4)
+    sruexport.export(model, x, path, dynamic={})
+    assert model.hidden is None if not buffer else not model.hidden.any()
+    with torch.no_grad():
+        torch.testing.assert_close(torch.from_numpy(sruexport.load(path)(x.numpy())[0]), model(x))
+
+
+def test_a_buffer_that_forward_changes_is_told(path):
+    with pytest.warns(ModelWarning, match="forward changes the buffer hidden"):
+        sruexport.export(Remembers(True), normal(5, 3, 4), path, dynamic={})
+
+
+class Compiles(nn.Module):
+    """Works out which of its weights are used in its first call, and keeps that."""
+
+    def __init__(self):
+        super().__init__()
+        self.sru = sru.SRU(4, 4)
+        self.used = None
+
+    def forward(self, x):
+        if self.used is None:
+            self.used = self.sru.rnn_lst[0].weight.sum(1).nonzero().view(-1).tolist()
+        return self.sru(x)[0][..., self.used]
+
+
+def test_what_a_model_works_out_in_its_first_call_may_be_kept_and_is_told(path):
+    with pytest.warns(ModelWarning, match="Compiles.forward keeps used from one call to the next"):
+        assert_same_as_original(path, Compiles())
+
+
+def test_outputs_whose_places_give_one_name_are_all_there(path):
+    class Twice(Asks):
+        def forward(self, x):
+            h = super().forward(x)
+            return {"a_b": h, "a": {"b": h * 2}}
+
+    assert list(assert_same_as_original(path, Twice())) == ["a_b", "a_b_again"]
 
 
 # What goes in and out

@@ -202,9 +202,14 @@ def test_a_sequence_without_a_batch_axis(tmp_path):
 
 def test_only_torchs_own_classes_are_replaced():
     class Mine(nn.LSTM):
+        def forward(self, input, hx=None):
+            return super().forward(input * 2, hx)
+
+    class Named(nn.LSTM):
         pass
 
-    assert isinstance(for_graph(nn.GRU(2, 2)), StandardRNN)
+    for layer in (nn.GRU(2, 2), Named(2, 2), nn.utils.parametrizations.weight_norm(nn.RNN(2, 2), "weight_hh_l0")):
+        assert isinstance(for_graph(layer), StandardRNN)
     for module in (Mine(2, 2), nn.LSTMCell(2, 2), nn.Linear(2, 2), SRU(2, 2)):
         assert for_graph(module) is None
 

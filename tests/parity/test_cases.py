@@ -9,6 +9,7 @@ from sruexport.engines import Port
 from sruexport.parity.cases import SIZES, chunk_lengths, generated, given, time_axis, time_length
 
 FLOAT, INT32, INT64, BOOL = (np.dtype(kind) for kind in (np.float32, np.int32, np.int64, np.bool_))
+UINT8 = np.dtype(np.uint8)
 BARE = (Port("input", FLOAT, ("T", "B", 4)),)
 METADATA = {"time": "T", "dynamic": {"input": {"0": "T", "1": "B"}}}
 STATE = {"input": "state_0", "output": "new_state_0", "shape": ["B", 4]}
@@ -125,8 +126,21 @@ def test_booleans_are_true_as_often_as_in_the_example():
     ports = (Port("flags", BOOL, ("T", "B")),)
     for share in (0.0, 1.0):
         for case in generated(ports, {"examples": {"flags": {"shape": [5, 2], "true": share}}}, set()):
+            if "masked" in case.name:
+                continue
             assert case.feeds["flags"].dtype == BOOL
             assert (case.feeds["flags"] == bool(share)).all()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "known"), [(BOOL, {"true": 0.0}), (BOOL, {"true": 1.0}), (UINT8, {"low": 0, "high": 0})]
+)
+def test_truth_values_that_are_alike_in_the_example_are_mixed_in_half_of_the_cases(dtype, known):
+    ports = (Port("flags", dtype, ("T", "B")),)
+    cases = list(generated(ports, {"examples": {"flags": {"shape": [5, 2], **known}}}, set()))
+    mixed = [case.feeds["flags"] for case in cases if "masked" in case.name]
+    assert len(mixed) == len(cases) / 2
+    assert {False, True} == {bool(value) for array in mixed for value in array.ravel()}
 
 
 def test_own_data_is_one_case_as_it_is():
