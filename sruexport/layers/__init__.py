@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from torch import nn
 
-from . import sru_sources, srupp
+from . import mingru, sru_sources, srupp
 from .family import Family, third_party_name
 from .sru import SRU, SRUCell
 from .srupp import SRUpp, SRUppCell
 
 FAMILIES: dict[str, Family] = {
-    family.name: family for family in (sru_sources.FAMILY, srupp.FAMILY)
+    family.name: family for family in (sru_sources.FAMILY, srupp.FAMILY, mingru.FAMILY)
 }
 
 
