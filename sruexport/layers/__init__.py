@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from torch import nn
 
-from . import mingru, sru_sources, srupp
+from . import mingru, qrnn, sru_sources, srupp
 from .family import Family, third_party_name
 from .sru import SRU, SRUCell
 from .srupp import SRUpp, SRUppCell
 
 FAMILIES: dict[str, Family] = {
-    family.name: family for family in (sru_sources.FAMILY, srupp.FAMILY, mingru.FAMILY)
+    family.name: family for family in (sru_sources.FAMILY, srupp.FAMILY, mingru.FAMILY, qrnn.FAMILY)
 }
 
 
