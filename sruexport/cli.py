@@ -197,34 +197,27 @@ def validate_command(
 
 @app.command("demo")
 def demo_command(
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Keep the exported file here.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Keep the SRU's file here; the others are not kept.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Export a trained example and prove it equal.
+    """Export trained examples and prove them equal.
 
-    It tells nine speakers apart: it is exported, held against PyTorch, and both are run on real recordings.
+    An SRU and a minGRU tell nine speakers apart: each is exported, held against PyTorch, and run on real recordings.
     """
     talk = _Talk(as_json)
     with talk.progress("demo") as progress, tempfile.TemporaryDirectory() as folder:
         from sruexport import demo
-        from sruexport.display import show_predictions, show_report
+        from sruexport.display import show_predictions, show_reports
 
-        done = demo.run(output or Path(folder) / "speaker.onnx", progress)
-    headings = ("steps", "speaker", "PyTorch", "", "ONNX Runtime", "")
-    rows: list[tuple[str, ...]] = [
-        (
-            str(row["steps"]),
-            str(row["speaker"]),
-            str(row["pytorch"]),
-            f"{row['pytorch_probability']:.6f}",
-            str(row["onnxruntime"]),
-            f"{row['onnxruntime_probability']:.6f}",
-        )
-        for row in done.predictions
-    ]
-    show_predictions(talk.people, rows, headings, "who speaks, and how sure")
-    show_report(talk.people, done.on_generated, "the exported file, random sequences,")
-    show_report(talk.people, done.on_recordings, "the exported file, the recordings above,")
+        done = demo.run(Path(folder), output, progress)
+    show_predictions(talk.people, {shown.name: shown.predictions for shown in done.examples})
+    reports = {}
+    for shown in done.examples:
+        reports[f"{shown.name}, random"] = shown.on_generated
+        reports[f"{shown.name}, speech"] = shown.on_recordings
+    show_reports(talk.people, reports)
     talk.document(done.to_dict())
     if not done.passed:
         raise typer.Exit(1)

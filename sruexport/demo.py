@@ -1,4 +1,4 @@
-"""The demonstration: a trained SRU speaker classifier, exported, proven equal, and run on real speech."""
+"""The demonstration: trained speaker classifiers, exported, proven equal, and run on real speech."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ from sruexport.parity import Report, validate
 from sruexport.runtime import load
 from sruexport.sources import Source, from_code
 
-MODEL = "sruexport.examples.japanese_vowels:speaker_classifier"
 DYNAMIC = {"recording": {0: "T", 1: "B"}, "mask_pad": {0: "T", 1: "B"}}
 
 
 @dataclass(frozen=True)
-class Demonstration:
-    """What the demo did.
+class Shown:
+    """What the demo did with one example.
 
     Attributes:
+        name: of the example.
         predictions: per recording: its length in steps, the speaker, and what PyTorch and ONNX Runtime say, with
             their softmax probabilities of it.
     """
 
+    name: str
     exported: Exported
     on_recordings: Report
     on_generated: Report
@@ -52,19 +53,49 @@ class Demonstration:
         }
 
 
-def run(path: Path, progress: Callable[[str], None] = lambda step: None) -> Demonstration:
-    """Export the example checkpoint to `path`, check it, and compare its predictions with PyTorch's."""
+@dataclass(frozen=True)
+class Demonstration:
+    """What the demo did: an entry per example, in the order of `japanese_vowels.EXAMPLES`."""
+
+    examples: tuple[Shown, ...]
+
+    @property
+    def passed(self) -> bool:
+        return all(shown.passed for shown in self.examples)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"passed": self.passed, "examples": {shown.name: shown.to_dict() for shown in self.examples}}
+
+
+def run(folder: Path, output: Path | None = None, progress: Callable[[str], None] = lambda step: None) -> Demonstration:
+    """Export every example checkpoint, check the files, and compare their predictions with PyTorch's.
+
+    Args:
+        folder: where the files go, each under its example's name.
+        output: where the first example's file, the SRU's, goes instead.
+        progress: called with a few words before each long step.
+    """
+    examples = japanese_vowels.EXAMPLES
+    paths = [folder / f"speaker_{example.name.lower()}.onnx" for example in examples]
+    paths[0] = output or paths[0]
+    return Demonstration(tuple(_show(example, path, progress) for example, path in zip(examples, paths)))
+
+
+def _show(example: japanese_vowels.Example, path: Path, progress: Callable[[str], None]) -> Shown:
+    def tell(step: str) -> None:
+        progress(f"{example.name}: {step}")
+
     recording, mask_pad, speaker = japanese_vowels.recordings()
-    source = from_code(MODEL, japanese_vowels.CHECKPOINT)
-    example = (torch.from_numpy(recording), torch.from_numpy(mask_pad))
-    exported = export(source.model, example, path, dynamic=DYNAMIC, source=source.origin, progress=progress)
-    progress("checking on the recordings")
+    source = from_code(example.model, example.checkpoint)
+    arguments = (torch.from_numpy(recording), torch.from_numpy(mask_pad))
+    exported = export(source.model, arguments, path, dynamic=DYNAMIC, source=source.origin, progress=tell)
+    tell("checking on the recordings")
     data = {"recording": recording, "mask_pad": mask_pad}
     on_recordings = validate(source.model, path, data=data)
-    progress("checking on random sequences")
+    tell("checking on random sequences")
     on_generated = validate(source.model, path)
-    progress("predicting")
-    return Demonstration(exported, on_recordings, on_generated, _predictions(source, path, data, speaker))
+    tell("predicting")
+    return Shown(example.name, exported, on_recordings, on_generated, _predictions(source, path, data, speaker))
 
 
 def _predictions(

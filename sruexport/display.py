@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -21,20 +21,46 @@ _EXPLAINED = (
 _WIDTH = 80
 
 
-def show_report(console: Console, report: Report, name: str = "") -> None:
-    """One row per output: the case nearest to its bound. `name` stands in for the file's."""
+def show_report(console: Console, report: Report) -> None:
+    """One row per output: the case nearest to its bound."""
+    ran = sum(not case.skipped for case in report.cases)
+    console.print(Text(f"{report.path} on {report.engine}, {report.dtype}, {ran} cases", style="italic"))
+    if report.outputs:
+        _show_errors(console, "output", report.outputs, report.dtype)
+    _show_failures(console, report)
+    console.print(Text("parity: ") + _verdict(report.passed))
+
+
+def show_reports(console: Console, reports: Mapping[str, Report]) -> None:
+    """Several reports of one engine and dtype in one table. Each is named; so are its outputs where it has several."""
+    one = next(iter(reports.values()))
+    console.print(Text(f"on {one.engine}, {one.dtype}", style="italic"))
+    rows = {
+        of if len(report.outputs) == 1 else f"{of}, {name}": errors
+        for of, report in reports.items()
+        for name, errors in report.outputs.items()
+    }
+    _show_errors(console, "file, inputs", rows, one.dtype)
+    for report in reports.values():
+        _show_failures(console, report)
+    console.print(Text("parity: ") + _verdict(all(report.passed for report in reports.values())))
+
+
+def _show_errors(console: Console, heading: str, rows: Mapping[str, Errors], dtype: str) -> None:
+    table = Table(width=_WIDTH if console.width < _WIDTH else None)
+    table.add_column(heading, overflow="fold", min_width=6)
+    for figure in ("max", "mean", "p99", "PyTorch", "bound"):
+        table.add_column(figure, justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    for name, errors in rows.items():
+        table.add_row(Text(name), *_figures(errors), _verdict(errors.passed))
+    console.print(table, crop=False)
+    console.print(_EXPLAINED.format(dtype=dtype, floor=floor(dtype)), style="dim")
+
+
+def _show_failures(console: Console, report: Report) -> None:
+    """What is behind a verdict: cases that were not run, reasons, the layer that departs."""
     ran = [case for case in report.cases if not case.skipped]
-    console.print(Text(f"{name or report.path} on {report.engine}, {report.dtype}, {len(ran)} cases", style="italic"))
-    if ran:
-        table = Table(width=_WIDTH if console.width < _WIDTH else None)
-        table.add_column("output", overflow="fold", min_width=6)
-        for heading in ("max", "mean", "p99", "PyTorch", "bound"):
-            table.add_column(heading, justify="right", no_wrap=True)
-        table.add_column("", no_wrap=True)
-        for name, errors in report.outputs.items():
-            table.add_row(Text(name), *_figures(errors), _verdict(errors.passed))
-        console.print(table, crop=False)
-        console.print(_EXPLAINED.format(dtype=report.dtype, floor=floor(report.dtype)), style="dim")
     for case in report.cases:
         if case.skipped:
             console.print(Text(f"not run: {case.name}: {case.skipped}", style="dim"))
@@ -47,17 +73,15 @@ def show_report(console: Console, report: Report, name: str = "") -> None:
     if failed:
         shown = ", ".join(failed[:6]) + (", ..." if len(failed) > 6 else "")
         console.print(Text(f"failed in {len(failed)} of {len(ran)} cases: {shown}", style="red"))
+        where = "no single layer departs by the rule when the sequence is run whole"
         if report.first_departure is not None:
-            where = report.first_departure or "the model itself"
-            console.print(Text(f"the first layer that departs: {where}", style="red"))
-        else:
-            console.print(Text("no single layer departs by the rule when the sequence is run whole", style="red"))
+            where = f"the first layer that departs: {report.first_departure or 'the model itself'}"
+        console.print(Text(where, style="red"))
     if not ran:
         console.print(
             "PyTorch refuses every case that fits the file: is it of this model? If so, give inputs with --data",
             style="red",
         )
-    console.print(Text("parity: ") + _verdict(report.passed))
 
 
 def show_findings(console: Console, found: Mapping[str, Any]) -> None:
@@ -104,14 +128,27 @@ def show_findings(console: Console, found: Mapping[str, Any]) -> None:
     console.print(table)
 
 
-def show_predictions(console: Console, rows: list[tuple[str, ...]], headings: tuple[str, ...], title: str) -> None:
-    console.print(Text(title, style="italic"))
-    table = Table()
-    for heading in headings:
-        table.add_column(heading, justify="right")
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
+def show_predictions(console: Console, predictions: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+    """The demo's predictions: a row per recording, and the models side by side.
+
+    Args:
+        predictions: by the model's name, a row per recording; the recordings are the same for all.
+    """
+    console.print(Text("who speaks, and how sure", style="italic"))
+    table = Table(width=_WIDTH if console.width < _WIDTH else None)
+    for heading in ("steps", "speaker"):
+        table.add_column(heading, justify="right", vertical="bottom")
+    for name in predictions:
+        for engine in ("PyTorch", "ONNX Runtime"):
+            table.add_column(f"{name}\n{engine}", justify="right", no_wrap=True)
+    for rows in zip(*predictions.values(), strict=True):
+        said = [
+            f"{row[engine]}  {row[f'{engine}_probability']:.6f}"
+            for row in rows
+            for engine in ("pytorch", "onnxruntime")
+        ]
+        table.add_row(str(rows[0]["steps"]), str(rows[0]["speaker"]), *said)
+    console.print(table, crop=False)
 
 
 def _figures(errors: Errors) -> list[str]:

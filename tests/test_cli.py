@@ -541,18 +541,25 @@ def test_another_kind_of_model_is_refused(run, shared, net):
 def test_demo(run):
     done = run("demo")
     assert (done.code, done.err) == (0, "")
-    assert done.out.count("parity: passed") == 2
-    assert "speaker" in done.out
+    assert done.out.count("parity: passed") == 1
+    assert done.out.count(" passed ") == 4  # two files, each on random sequences and on the recordings
+    assert done.out.splitlines()[-1] == "parity: passed"
+    for word in ("speaker", "SRU, random", "SRU, speech", "minGRU, random", "minGRU, speech"):
+        assert word in done.out
     assert os.listdir() == []
 
 
-def test_demo_json_and_its_file_kept(run):
+def test_demo_json_and_the_file_of_the_sru_kept(run):
     done = run("demo", "-o", "speaker.onnx", "--json")
     assert done.code == 0
     assert done.document["passed"] is True
-    assert len(done.document["predictions"]) == 36
+    assert list(done.document["examples"]) == ["SRU", "minGRU"]
+    for entry in done.document["examples"].values():
+        assert entry["passed"] is True
+        assert len(entry["predictions"]) == 36
+    assert [entry["file"] for entry in done.document["examples"].values()] == ["speaker.onnx", None]
     assert os.listdir() == ["speaker.onnx"]
-    assert "parity: passed" in done.err
+    assert done.err.splitlines()[-1] == "parity: passed"
 
 
 def test_demo_into_a_folder_is_refused(run):

@@ -1,31 +1,37 @@
-"""The committed checkpoint and recordings: small, readable as data, and right about who speaks."""
+"""The committed checkpoints and recordings: small, readable as data, and right about who speaks."""
 
 from __future__ import annotations
 
 import pytest
+import sru
 import torch
+from minGRU_pytorch.minGRU import minGRU
 
-from sruexport.examples.japanese_vowels import (
-    CHECKPOINT,
-    COEFFICIENTS,
-    RECORDINGS,
-    SPEAKERS,
-    SRU_KWARGS,
-    recordings,
-    speaker_classifier,
-)
+from sruexport.examples.japanese_vowels import COEFFICIENTS, EXAMPLES, RECORDINGS, SPEAKERS, Example, recordings
 
 Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
-@pytest.fixture(scope="module")
-def checkpoint() -> dict:
-    return torch.load(CHECKPOINT, weights_only=True)
+#: By name: the class that the example was trained with, and its package's version, as the checkpoint tells it.
+THEIRS = {
+    "SRU": (sru.SRU, {"sru.__version__": "2.6.0"}),
+    "minGRU": (minGRU, {"mingru-pytorch.__version__": "0.2.1"}),
+}
+
+
+@pytest.fixture(scope="module", params=EXAMPLES, ids=lambda example: example.name)
+def example(request) -> Example:
+    return request.param
 
 
 @pytest.fixture(scope="module")
-def model(checkpoint: dict) -> torch.nn.Module:
-    model = speaker_classifier()
+def checkpoint(example: Example) -> dict:
+    return torch.load(example.checkpoint, weights_only=True)
+
+
+@pytest.fixture(scope="module")
+def model(example: Example, checkpoint: dict) -> torch.nn.Module:
+    model = example.factory()
     model.load_state_dict(checkpoint["state_dict"], strict=True)
     return model.eval()
 
@@ -41,15 +47,26 @@ def logits(model: torch.nn.Module, recording: torch.Tensor, mask_pad: torch.Tens
         return model(recording, mask_pad)["logits"]
 
 
-@pytest.mark.parametrize("path", [CHECKPOINT, RECORDINGS], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [RECORDINGS, *(e.checkpoint for e in EXAMPLES)], ids=lambda path: path.name)
 def test_file_is_small(path):
     assert path.stat().st_size < 300_000
 
 
-def test_checkpoint_tells_how_it_was_made(checkpoint):
-    assert checkpoint["sru_kwargs"] == SRU_KWARGS
-    assert checkpoint["sru.__version__"] == "2.6.0"
+def test_examples_have_names_of_their_own():
+    assert [example.name for example in EXAMPLES] == list(THEIRS)
+
+
+def test_checkpoint_tells_how_it_was_made(example, checkpoint):
+    assert checkpoint[f"{example.name.lower()}_kwargs"] == example.kwargs
+    assert THEIRS[example.name][1].items() <= checkpoint.items()
     assert checkpoint["test_accuracy"] >= 0.95
+
+
+def test_the_package_s_own_layers_take_the_checkpoint_and_give_the_same(example, checkpoint, model, batch):
+    theirs = example.factory(THEIRS[example.name][0])
+    theirs.load_state_dict(checkpoint["state_dict"], strict=True)
+    found, wanted = (logits(m.eval(), *batch[:2]) for m in (model, theirs))
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_recordings_are_four_lengths_of_each_speaker(batch):
