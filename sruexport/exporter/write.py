@@ -23,7 +23,7 @@ def check_output(path: str | os.PathLike[str]) -> Path:
         raise OutputError(f"{target}: is a folder; give the name of a file in it, such as {target / 'model.onnx'}")
     if target.exists() and not target.is_file():
         raise OutputError(f"{target}: is no regular file, and would be replaced by one; give another name")
-    folder = target.parent
+    folder = _place(target).parent
     if not folder.is_dir():
         raise OutputError(f"{target}: the folder {folder} does not exist")
     if not os.access(folder, os.W_OK):
@@ -34,25 +34,32 @@ def check_output(path: str | os.PathLike[str]) -> Path:
 def write_whole(path: Path, data: bytes) -> None:
     """Write beside `path`, flush to the disk, then rename: `path` has either its old content or all of `data`.
 
+    A link stays one: what it points to is written.
+
     Raises:
         OutputError: the disk is full, or the file cannot be written. Nothing is left behind.
     """
-    temporary = None
+    temporary, place = None, _place(path)
     try:
-        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
+        handle, temporary = tempfile.mkstemp(prefix=f".{place.name}.", suffix=".part", dir=place.parent)
         with os.fdopen(handle, "wb") as stream:
             stream.write(data)
             stream.flush()
             os.fsync(stream.fileno())
-        mode = path.stat().st_mode & 0o777 if path.exists() else 0o666 & ~_umask()
+        mode = place.stat().st_mode & 0o777 if place.exists() else 0o666 & ~_umask()
         os.chmod(temporary, mode)
-        os.replace(temporary, path)
+        os.replace(temporary, place)
         temporary = None
     except OSError as error:
         raise OutputError(f"{path}: cannot be written: {error.strerror or error}") from error
     finally:
         if temporary is not None:
             Path(temporary).unlink(missing_ok=True)
+
+
+def _place(path: Path) -> Path:
+    """Where a path leads, links followed."""
+    return Path(os.path.realpath(path))
 
 
 def _umask() -> int:
