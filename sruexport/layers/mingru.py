@@ -14,6 +14,7 @@ streamed state is carried as it is, so that chunks equal the whole.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -28,7 +29,7 @@ from .family import Argument, Family, Tensors, overridden, settle_hooks, third_p
 from .states import initial_state, keep_state
 
 
-class MinRNN(nn.Module):
+class MinRNN(nn.Module, ABC):
     """What minGRU and minLSTM share. The constructor's arguments are the package's.
 
     Parameters (D = dim, D' = int(dim * expansion_factor)): the gates' weight [gates * D', D], planar, and
@@ -73,9 +74,9 @@ class MinRNN(nn.Module):
         out = self.to_out(h.transpose(0, 1).to(x.dtype))
         return (out, last.unsqueeze(1).to(x.dtype)) if return_next_prev_hidden else out
 
+    @abstractmethod
     def decay_and_share(self, *gates: Tensor) -> tuple[Tensor, Tensor]:
         """What the last state and what the candidate are multiplied with, [T, B, D']."""
-        raise NotImplementedError
 
     def given(self, prev_hidden: Tensor, x: Tensor) -> Tensor:
         """The state [B, D'] that a given `prev_hidden` stands for."""

@@ -6,6 +6,7 @@ from collections import Counter
 from itertools import product
 
 import numpy as np
+import one_node
 import onnx
 import onnx_ir as ir
 import onnxruntime
@@ -13,30 +14,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from onnx import helper
+from one_node import DTYPES, Attributes, Tensors, feeds, one_node_model, state_dtype, words
 
-from sruexport.parity.measure import compare
 from sruexport.recurrences import DOMAIN, DOMAIN_VERSION, LINEAR_RECURRENCE, RECURRENCES
 from sruexport.recurrences.base import Variant
-from sruexport.recurrences.body import function
-
-Attributes = dict[str, "str | int"]
-Tensors = dict[str, torch.Tensor]
 
 DIRECTIONS = ("forward", "reverse", "bidirectional")
 VARIANTS: list[Attributes] = [
     {"direction": direction, "masked": masked} for direction, masked in product(DIRECTIONS, (0, 1))
 ]
-DTYPES = {
-    "float32": ir.DataType.FLOAT,
-    "float64": ir.DataType.DOUBLE,
-    "float16": ir.DataType.FLOAT16,
-    "bfloat16": ir.DataType.BFLOAT16,
-}
-
-
-def words(attributes: Attributes) -> str:
-    return "-".join(f"{name}={value}" for name, value in attributes.items())
 
 
 each_variant = pytest.mark.parametrize("attributes", VARIANTS, ids=words)
@@ -84,66 +70,15 @@ def example(
     return {"a": a.tanh().to(kind), "b": b.to(kind), "h0": h0.to(state_dtype(dtype)), "mask": mask}
 
 
-def state_dtype(dtype: str) -> torch.dtype:
-    return torch.float64 if dtype == "float64" else torch.float32
-
-
-def one_node_model(attributes: Attributes, dtype: str, opset: int = 18) -> onnx.ModelProto:
-    """One node with its function body, and casts around it: NumPy has no bfloat16, so float32 goes in and out."""
-    recurrence = LINEAR_RECURRENCE
-    variant = Variant(tuple((name, attributes[name]) for name in recurrence.attributes), DTYPES[dtype])
-    wide = ir.DataType.DOUBLE if dtype == "float64" else ir.DataType.FLOAT
-    inputs, outputs, before, after = [], [], [], []
-    for formal in (*recurrence.inputs, *recurrence.outputs):
-        name, inward = formal.name, formal in recurrence.inputs
-        kind = ir.DataType.INT32 if name == "mask" else wide if formal.state else DTYPES[dtype]
-        shown = ir.DataType.FLOAT if kind == ir.DataType.BFLOAT16 else kind
-        rank = {"mask": 2, "bias": 1}.get(name, 2 if formal.state else 3)
-        (inputs if inward else outputs).append(helper.make_tensor_value_info(name, shown, [None] * rank))
-        if inward:
-            before.append(helper.make_node("Cast", [name], [f"{name}_own"], to=kind))
-        else:
-            after.append(helper.make_node("Cast", [f"{name}_own"], [name], to=shown))
-    node = helper.make_node(
-        recurrence.op_type,
-        [f"{port.name}_own" for port in inputs],
-        [f"{port.name}_own" for port in outputs],
-        domain=DOMAIN,
-        **attributes,
-    )
-    model = helper.make_model(
-        helper.make_graph([*before, node, *after], "one_node", inputs, outputs),
-        opset_imports=[helper.make_opsetid("", opset), helper.make_opsetid(DOMAIN, DOMAIN_VERSION)],
-        functions=[ir.serde.serialize_function(function(recurrence, variant, opset))],
-        ir_version=10,
-    )
-    onnx.checker.check_model(model, full_check=True)
-    return model
-
-
 def session(attributes: Attributes, dtype: str, opset: int = 18) -> onnxruntime.InferenceSession:
-    """Plain ONNX Runtime, with no library registered."""
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    model = one_node_model(attributes, dtype, opset).SerializeToString()
-    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-
-
-def feeds(tensors: Tensors) -> dict[str, np.ndarray]:
-    return {n: (t.float() if t.dtype == torch.bfloat16 else t).numpy() for n, t in tensors.items()}
+    return one_node.session(LINEAR_RECURRENCE, attributes, dtype, opset)
 
 
 def assert_engine_agrees(
     engine: onnxruntime.InferenceSession, attributes: Attributes, dtype: str, **sizes: int
 ) -> None:
     tensors = example(attributes, dtype, **sizes)
-    found = engine.run(None, feeds(tensors))
-    pytorch = LINEAR_RECURRENCE.reference(*tensors.values(), **attributes)
-    exact = loop_of(tensors, attributes)
-    rules = (dtype, str(state_dtype(dtype)).removeprefix("torch."))
-    for got, rounded, right, rule in zip(found, pytorch, exact, rules, strict=True):
-        errors = compare(got, rounded.double().numpy(), right, rule)
-        assert errors.passed, errors
+    one_node.assert_engine_agrees(engine, LINEAR_RECURRENCE, attributes, dtype, tensors, loop_of(tensors, attributes))
 
 
 # The reference
@@ -244,7 +179,7 @@ def test_body_refuses_a_sequence_without_steps(attributes):
 @pytest.mark.parametrize("opset", range(18, 26))
 def test_body_is_right_in_every_opset(opset):
     attributes = {"direction": "bidirectional", "masked": 1}
-    (stamp,) = one_node_model(attributes, "float32", opset).functions[0].opset_import
+    (stamp,) = one_node_model(LINEAR_RECURRENCE, attributes, "float32", opset).functions[0].opset_import
     assert (stamp.domain, stamp.version) == ("", opset)
     assert_engine_agrees(session(attributes, "float32", opset), attributes, "float32")
 
@@ -252,7 +187,7 @@ def test_body_is_right_in_every_opset(opset):
 @each_dtype
 @each_variant
 def test_body_scans_only_what_depends_on_the_state(attributes, dtype):
-    body = one_node_model(attributes, dtype).functions[0]
+    body = one_node_model(LINEAR_RECURRENCE, attributes, dtype).functions[0]
     (scan,) = (node for node in body.node if node.op_type == "Scan")
     assert not any(node.op_type in ("Loop", "If") for node in body.node)
     step = next(attribute.g for attribute in scan.attribute if attribute.name == "body")
@@ -276,7 +211,7 @@ def test_signature_is_fixed():
 
 
 def test_function_has_the_signature_of_the_op():
-    body = one_node_model(VARIANTS[0], "float32").functions[0]
+    body = one_node_model(LINEAR_RECURRENCE, VARIANTS[0], "float32").functions[0]
     assert (body.domain, body.name, body.overload) == ("sruexport", "LinearRecurrence", "")
     assert list(body.input) == ["a", "b", "h0", "mask"]
     assert list(body.output) == ["h", "h_last"]
