@@ -109,11 +109,14 @@ def _example_sizes(ports: list[Port], metadata: Mapping[str, Any]) -> dict[str, 
 def _is_constant(port: Port, metadata: Mapping[str, Any]) -> bool:
     """Whether the example has one truth value throughout: what the other does would never be seen.
 
-    Bytes are truth values too: masks of older code.
+    Integers that are all 0 or all 1 are taken for truth values too; where they are not, PyTorch may refuse the case.
     """
     known = metadata.get("examples", {}).get(port.name, {})
-    alike = known.get("true", 0.0) in (0.0, 1.0) if port.dtype.kind == "b" else known.get("high", 1) == 0
-    return alike and port.dtype in (np.bool_, np.uint8) and len(port.shape) > 1
+    if port.dtype.kind == "b":
+        alike = known.get("true", 0.0) in (0.0, 1.0)
+    else:
+        alike = known.get("low") == known.get("high") and known.get("high") in (0, 1)
+    return alike and port.dtype.kind in "bui" and len(port.shape) > 1
 
 
 def _array(
@@ -135,7 +138,7 @@ def _array(
         return usual ^ (random.random(shape) < 0.3) if masked and _is_constant(port, metadata) else usual
     low, high = known.get("low", 0), known.get("high", 1)
     if masked and _is_constant(port, metadata):
-        return (random.random(shape) < 0.3).astype(port.dtype)
+        return (high ^ (random.random(shape) < 0.3)).astype(port.dtype)
     longest = known.get("longest")
     if longest in sizes:
         # Lengths: as long as the sequences of this case are, one of them all of it.

@@ -133,7 +133,14 @@ def test_booleans_are_true_as_often_as_in_the_example():
 
 
 @pytest.mark.parametrize(
-    ("dtype", "known"), [(BOOL, {"true": 0.0}), (BOOL, {"true": 1.0}), (UINT8, {"low": 0, "high": 0})]
+    ("dtype", "known"),
+    [
+        (BOOL, {"true": 0.0}),
+        (BOOL, {"true": 1.0}),
+        (UINT8, {"low": 0, "high": 0}),
+        (np.dtype(np.int32), {"low": 0, "high": 0}),
+        (INT64, {"low": 1, "high": 1}),
+    ],
 )
 def test_truth_values_that_are_alike_in_the_example_are_mixed_in_half_of_the_cases(dtype, known):
     ports = (Port("flags", dtype, ("T", "B")),)
