@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import inspect
 import re
 import sys
-import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from sruexport import stand_ins
 from sruexport.checkpoint import Contents, build, open_checkpoint
 from sruexport.errors import CheckpointError, OptionError, OutputError, SruExportError, closest
 from sruexport.exporter import example_arguments
@@ -102,7 +101,7 @@ def from_code(spec: str, weights: Path | None) -> Source:
     """The model that a factory `package.module:factory` makes, with weights.
 
     The factory takes no arguments and returns the model, or (model, args), or (model, args, dynamic). Where the
-    code imports `sru` and that is not installed, it gets the layers of sruexport under that name.
+    code imports a package of a known family that is not installed, it gets our layers under that name (`stand_ins.py`).
 
     Raises:
         OptionError: there is no such factory, or it fails.
@@ -111,7 +110,7 @@ def from_code(spec: str, weights: Path | None) -> Source:
     module_name, _, factory_name = spec.partition(":")
     if not factory_name or not module_name:
         raise OptionError(f"--model {spec}: write package.module:factory")
-    _stand_in_for_sru()
+    stand_ins.install()
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
@@ -134,8 +133,7 @@ def from_code(spec: str, weights: Path | None) -> Source:
         )
     source = Source(*parts)
     source.origin = {"model": spec}
-    if _StandIn.used:
-        source.notes = ["sru is not installed: the code got sruexport's own SRU layers under that name"]
+    source.notes = stand_ins.notes()
     if weights is not None:
         contents = open_checkpoint(weights)
         _load_weights(source.model, contents)
@@ -258,29 +256,6 @@ def _load_weights(model: nn.Module, contents: Contents) -> None:
 
 def _origin(contents: Contents) -> dict[str, Any]:
     return {"file": contents.path.name, "sha256": contents.sha256, "format": contents.format}
-
-
-class _StandIn(types.ModuleType):
-    """A module under the name of another that is not installed. It notes whether its layers are asked for."""
-
-    used: bool = False
-
-    def __getattr__(self, name: str) -> Any:
-        from sruexport import layers
-
-        if name not in ("SRU", "SRUCell"):
-            raise AttributeError(f"sru is not installed, and sruexport stands in only for SRU and SRUCell, not {name}")
-        _StandIn.used = True
-        return getattr(layers, name)
-
-
-def _stand_in_for_sru() -> None:
-    """Let code that imports `sru` run without it. The package compiles C++ when it is imported; ours does not."""
-    if "sru" in sys.modules or importlib.util.find_spec("sru") is not None:
-        return
-    package, modules = _StandIn("sru"), _StandIn("sru.modules")
-    vars(package).update(modules=modules, __version__="2.6.0", __path__=[])
-    sys.modules.update({"sru": package, "sru.modules": modules})
 
 
 def _one_line(error: Exception) -> str:

@@ -212,7 +212,18 @@ def cell_of_submodule():
 
 def another_class():
     import sru
-    return sru.SRUpp(3, 4, 2)
+    return sru.SRUnknown(3, 4, 2)
+
+def min_gru():
+    from minGRU_pytorch import minGRU
+    from minGRU_pytorch.minLSTM import minLSTM
+    return minGRU(4) if minLSTM else None
+
+def qrnn():
+    from torchqrnn import QRNN
+    model = QRNN(3, 4, num_layers=2, window=2, use_cuda=False)
+    model.reset()
+    return model
 """
 WITHOUT_SRU = """
 import json, sys
@@ -221,7 +232,8 @@ class Hide:
     def __init__(self, finder): self.finder = finder
     def __getattr__(self, name): return getattr(self.finder, name)
     def find_spec(self, name, path=None, target=None):
-        return None if name.partition(".")[0] == "sru" else self.finder.find_spec(name, path, target)
+        hidden = name.partition(".")[0] in ("sru", "minGRU_pytorch")
+        return None if hidden else self.finder.find_spec(name, path, target)
 
 sys.meta_path[:] = [Hide(finder) for finder in sys.meta_path]
 from sruexport.errors import OptionError
@@ -262,7 +274,19 @@ def test_nothing_is_said_of_sru_to_code_that_does_not_ask_for_it(without_sru):
 
 def test_what_the_stand_in_has_not_is_said(without_sru):
     (message,) = without_sru["another_class"]
-    assert "sru is not installed, and sruexport stands in only for SRU and SRUCell, not SRUpp" in message
+    assert "sru is not installed, and sruexport stands in only for SRU, SRUCell" in message
+    assert message.endswith("not SRUnknown")
+
+
+def test_packages_that_no_longer_install_are_stood_in_for_too(without_sru):
+    assert without_sru["qrnn"] == [
+        "sruexport.layers.qrnn.QRNN",
+        "torchqrnn is not installed: the code got sruexport's own layers under that name",
+    ]
+
+
+def test_a_class_of_the_name_of_its_module_is_the_class(without_sru):
+    assert without_sru["min_gru"][0] == "sruexport.layers.mingru.MinGRU"
 
 
 def test_where_sru_is_installed_code_gets_it(code, tmp_path):

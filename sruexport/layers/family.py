@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -90,6 +90,8 @@ class Family:
         describe: the options of one of our modules, for the metadata.
         arguments: what forward takes, in order, over all of the family's modules (see `arguments_of`).
         outputs: names of what a layer on its own returns, in order.
+        stand_ins: what code that imports a third-party package gets where that is not installed: by module, the names
+            in it, of classes with the same constructors.
         keys: typical names of its tensors, to say which family an unknown checkpoint is nearest to.
     """
 
@@ -106,6 +108,7 @@ class Family:
     arguments: tuple[Argument, ...]
     outputs: tuple[str, ...]
     keys: tuple[str, ...]
+    stand_ins: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def option(self, name: str) -> Option:
         """The option of that name.

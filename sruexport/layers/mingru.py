@@ -196,5 +196,10 @@ FAMILY = Family(
         Argument("prev_hidden", lambda m: ("B", 1, m.inner), "state"),
     ),
     outputs=("out", "next_prev_hidden"),
+    stand_ins={
+        "minGRU_pytorch": {"minGRU": MinGRU},
+        "minGRU_pytorch.minGRU": {"minGRU": MinGRU},
+        "minGRU_pytorch.minLSTM": {"minLSTM": MinLSTM},
+    },
     keys=("to_hidden_and_gate.weight", "to_hidden_and_f_i_gate.weight", "to_out.weight"),
 )

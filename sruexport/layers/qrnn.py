@@ -42,7 +42,7 @@ class PreviousInput(nn.Module):
 
 
 class QRNNLayer(nn.Module):
-    """One layer of salesforce/pytorch-qrnn.
+    """One layer of salesforce/pytorch-qrnn. `save_prev_x` and `use_cuda` have no meaning here (see above).
 
     Parameters: `linear.weight` [gates * hidden_size, window * input_size], planar in the order Z, F, O, its columns x_t
     then x_{t-1}; `linear.bias`.
@@ -61,6 +61,7 @@ class QRNNLayer(nn.Module):
         output_gate: bool = True,
         batch_first: bool = False,
         backward: bool = False,
+        use_cuda: bool = True,
     ):
         super().__init__()
         self.input_size, self.hidden_size = input_size, hidden_size or input_size
@@ -68,6 +69,9 @@ class QRNNLayer(nn.Module):
         self.batch_first, self.backward = bool(batch_first), bool(backward)
         self.linear = nn.Linear(window * input_size, (3 if output_gate else 2) * self.hidden_size)
         self.previous = PreviousInput() if window == 2 else None
+
+    def reset(self) -> None:
+        """For code that calls it between sequences: nothing is kept here that would have to go."""
 
     def forward(self, X: Tensor, hidden: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """[T, B, input_size] and [B, hidden_size] to [T, B, hidden_size] and the last state, [1, B, hidden_size]."""
@@ -119,6 +123,7 @@ class QRNN(nn.Module):
         bidirectional: bool = False,
         save_prev_x: bool = False,
         dropout: float = 0.0,
+        use_cuda: bool = True,
     ):
         super().__init__()
         self._make([window] * num_layers, input_size, hidden_size, zoneout, output_gate, batch_first, bidirectional)
@@ -151,6 +156,9 @@ class QRNN(nn.Module):
         self.layers_bwd = stack(True) if bidirectional else None
         self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, len(windows)
         self.batch_first, self.bidirectional = batch_first, bidirectional
+
+    def reset(self) -> None:
+        """As a layer's."""
 
     def forward(self, input: Tensor, hidden: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Run the stack over a sequence.
@@ -410,5 +418,6 @@ FAMILY = Family(
         Argument("hid", _state, "state"),
     ),
     outputs=("h", "c"),
+    stand_ins={name: {"QRNN": QRNN, "QRNNLayer": QRNNLayer} for name in ("torchqrnn", "torchqrnn.qrnn")},
     keys=("layers.0.linear.weight", "layers.0.linear.bias", "layers.0.linear.weight_raw"),
 )

@@ -289,5 +289,9 @@ FAMILY = Family(
         Argument("mask_pad", lambda m: ("T", "B"), "mask"),
     ),
     outputs=("h", "c"),
+    stand_ins={
+        "sru": {"SRU": SRU, "SRUCell": SRUCell, "__version__": "2.6.0"},
+        "sru.modules": {"SRU": SRU, "SRUCell": SRUCell},
+    },
     keys=("rnn_lst.0.weight", "rnn_lst.0.weight_c", "rnn_lst.0.bias", "rnn_lst.0.scale_x"),
 )

@@ -351,5 +351,6 @@ FAMILY = Family(
         Argument("attn_mask", lambda m: ("T", "T"), "attention"),
     ),
     outputs=("h", "c", "memory"),
+    stand_ins={name: {"SRUpp": SRUpp, "SRUppCell": SRUppCell} for name in ("sru", "sru.modules")},
     keys=("rnn_lst.0.transform_module.linear1.weight", "rnn_lst.0.weight_c", "rnn_lst.0.bias"),
 )
