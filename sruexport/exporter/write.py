@@ -23,7 +23,7 @@ def check_output(path: str | os.PathLike[str]) -> Path:
         raise OutputError(f"{target}: is a folder; give the name of a file in it, such as {target / 'model.onnx'}")
     if target.exists() and not target.is_file():
         raise OutputError(f"{target}: is no regular file, and would be replaced by one; give another name")
-    folder = _place(target).parent
+    folder = _place(target).parent if target.is_symlink() else target.parent
     if not folder.is_dir():
         raise OutputError(f"{target}: the folder {folder} does not exist")
     if not os.access(folder, os.W_OK):
