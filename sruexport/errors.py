@@ -1,6 +1,6 @@
 """The errors that sruexport raises: one line each, naming the file, the key or option, and the way out.
 
-Every class carries `exit_code`: 2 for something the caller can mend, 1 for numbers that do not agree.
+All are something that the caller can mend: exit code 2. Numbers that do not agree are no error but a report.
 """
 
 from __future__ import annotations
@@ -57,12 +57,6 @@ class ModelFileError(SruExportError):
 
 class InputError(SruExportError):
     """An array given to a model has the wrong name, type, shape or length."""
-
-
-class ParityError(SruExportError):
-    """The engine's numbers are not PyTorch's."""
-
-    exit_code = 1
 
 
 class ModelWarning(UserWarning):

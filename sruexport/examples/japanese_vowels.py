@@ -12,6 +12,7 @@ Shimbo 1999, UCI Machine Learning Repository). `scripts/train_examples.py` makes
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,7 +44,7 @@ MINGRU_KWARGS: dict[str, Any] = {"dim": 48, "expansion_factor": 1.5}
 MINGRU_LAYERS = 2
 
 
-class Classifier(nn.Module):
+class Classifier(nn.Module, ABC):
     """Speaker of an utterance: standardise, recurrent layers, mean over the steps, linear.
 
     Attributes:
@@ -73,9 +74,9 @@ class Classifier(nn.Module):
         steps = (mask_pad == 0).to(h.dtype).sum(0).clamp(min=1).unsqueeze(1)  # [B, 1]; 1 where all is padding
         return {"logits": self.output(h.sum(0) / steps)}
 
+    @abstractmethod
     def encode(self, x: Tensor, mask_pad: Tensor) -> Tensor:
         """The recurrent layers: [T, B, 12] to [T, B, C], 0 at padding."""
-        raise NotImplementedError
 
 
 class SpeakerClassifier(Classifier):

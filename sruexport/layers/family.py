@@ -159,6 +159,34 @@ def settle_hooks(module: torch.nn.Module) -> None:
         raise ExportError(_HOOKED.format(type(module).__name__))
 
 
+def settle(module: torch.nn.Module, base: type, methods: Iterable[str] = ("forward",)) -> None:
+    """Make ready a third-party layer of the known class `base`, or of a subclass, whose replacement runs only our code.
+
+    Raises:
+        ExportError: a subclass has one of `methods` of its own, or there are hooks: the replacement would lose either.
+    """
+    own = overridden(module, base, methods)
+    if own:
+        raise ExportError(
+            f"class {third_party_name(type(module))} overrides {', '.join(sorted(own))} of {base.__name__}: its "
+            "equation is not known; let a module of your own hold the layer and do the rest"
+        )
+    settle_hooks(module)
+
+
+def known_base(module: torch.nn.Module, names: Iterable[str]) -> type:
+    """The nearest class of a module that is one of `names` ("package.module.Class").
+
+    Raises:
+        ExportError: none is.
+    """
+    known = set(names)
+    for base in type(module).__mro__:
+        if third_party_name(base) in known:
+            return base
+    raise ExportError(f"a layer holds a {third_party_name(type(module))}, whose equation is not known")
+
+
 def overridden(module: torch.nn.Module, base: type, methods: Iterable[str]) -> set[str]:
     """Which of `methods` a subclass of the known class `base` has of its own."""
     ahead = type(module).__mro__[: type(module).__mro__.index(base)]

@@ -22,10 +22,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sruexport.errors import CheckpointError, ExportError
+from sruexport.errors import CheckpointError
 from sruexport.recurrences import LINEAR_RECURRENCE, state_type
 
-from .family import Argument, Family, Tensors, overridden, settle_hooks, third_party_name
+from .family import Argument, Family, Tensors, settle
 from .states import initial_state, keep_state
 
 
@@ -153,12 +153,7 @@ def adapt(theirs: Any, base: type) -> nn.Module:
     Raises:
         ExportError: it is of a subclass with a forward of its own, or has hooks that would be lost.
     """
-    if overridden(theirs, base, ("forward",)):
-        raise ExportError(
-            f"class {third_party_name(type(theirs))} overrides forward of {base.__name__}: its equation is not known; "
-            "let a module of your own hold the layer and do the rest"
-        )
-    settle_hooks(theirs)
+    settle(theirs, base)
     cls = MinGRU if hasattr(theirs, MinGRU.gates_name) else MinLSTM
     return _of(cls, getattr(theirs, cls.gates_name), theirs.to_out)
 

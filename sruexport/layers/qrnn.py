@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from sruexport.errors import CheckpointError, ExportError
 from sruexport.recurrences import LINEAR_RECURRENCE, state_type
 
-from .family import Argument, Family, Option, Tensors, settle_hooks
+from .family import Argument, Family, Option, Tensors, known_base, settle
 from .states import initial_state, keep_state
 
 _BACKWARD = "it runs backward"
@@ -319,9 +319,9 @@ def adapt_layer(theirs: Any, base: type) -> nn.Module:
     """Our layer with the parameters of a QRNNLayer of either package, weight-drop wrappers taken off.
 
     Raises:
-        ExportError: it holds an input of an earlier call, with which the file would not start.
+        ExportError: it holds an input of an earlier call, with which the file would not start, or `settle` refuses it.
     """
-    settle_hooks(theirs)
+    settle(theirs, base, ("forward", "_get_source"))
     if theirs.prevX is not None:
         raise ExportError("a QRNN layer holds the last input of an earlier call: call its reset() first")
     fastai = base.__module__.startswith("fastai.")
@@ -342,16 +342,20 @@ def adapt_layer(theirs: Any, base: type) -> nn.Module:
 
 def adapt_stack(theirs: Any, base: type) -> nn.Module:
     """Our stack with the layers of a QRNN of either package."""
-    settle_hooks(theirs)
-    layers = [adapt_layer(layer, base) for layer in theirs.layers]
+    settle(theirs, base)
+    layers = [_adapted(layer) for layer in theirs.layers]
     first: Any = layers[0]
     stack = (FastaiQRNN if base.__module__.startswith("fastai.") else QRNN)(1, 1, 0)
     stack.layers = nn.ModuleList(layers)
     if getattr(theirs, "layers_bwd", None) is not None:
-        stack.layers_bwd = nn.ModuleList(adapt_layer(layer, base) for layer in theirs.layers_bwd)
+        stack.layers_bwd = nn.ModuleList(_adapted(layer) for layer in theirs.layers_bwd)
     stack.input_size, stack.hidden_size, stack.num_layers = first.input_size, first.hidden_size, len(layers)
     stack.batch_first, stack.bidirectional = first.batch_first, stack.layers_bwd is not None
     return stack
+
+
+def _adapted(layer: Any) -> nn.Module:
+    return adapt_layer(layer, known_base(layer, (f"{home}.QRNNLayer" for home in _HOMES)))
 
 
 def _unwrapped(linear: Any) -> tuple[nn.Parameter, nn.Parameter]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -271,11 +272,16 @@ class SRU(nn.Module):
         for i, cell in enumerate(self.rnn_lst):
             h, c = cell(h, None if c0 is None else c0[i], mask_pad)
             last.append(c)
-        states = torch.stack(last)
-        if self.nn_rnn_compatible_return:
-            states = states.reshape(self.num_layers, -1, self.num_directions, self.hidden_size).transpose(1, 2)
-            states = states.reshape(self.num_layers * self.num_directions, -1, self.hidden_size)
+        states = stack_states(last, self.num_directions, self.nn_rnn_compatible_return)
         return (pack_like(h, packed) if isinstance(packed, PackedSequence) else h), states
+
+
+def stack_states(last: Sequence[Tensor], directions: int, compatible: bool) -> Tensor:
+    """The layers' last states [B, directions * d] as [layers, B, directions * d], or, `compatible` with torch.nn's
+    recurrent layers, as [layers * directions, B, d]."""
+    if compatible:
+        return torch.stack([part for state in last for part in state.chunk(directions, dim=-1)])
+    return torch.stack(list(last))
 
 
 def planar(columns: Tensor, directions: int, matrices: int) -> Tensor:

@@ -15,9 +15,9 @@ from torch.nn.utils.rnn import PackedSequence
 
 from sruexport.errors import CheckpointError
 
-from .family import Argument, Family, Option, Tensors, settle_hooks
+from .family import Argument, Family, Option, Tensors, known_base, settle
 from .packed import pack_like, unpack
-from .sru import SRUCell, planar
+from .sru import SRUCell, planar, stack_states
 from .sru_sources import STACK_KEY, load_checked
 from .srupp_attention import SRUppAttention, SRUppProjectedLinear
 from .states import initial_state, keep_state
@@ -174,10 +174,7 @@ class SRUpp(nn.Module):
                 memory_mask_pad=memory_mask_pad,
             )
             last.append(c)
-        states = torch.stack(last)
-        if self.nn_rnn_compatible_return:
-            states = states.reshape(self.num_layers, -1, self.num_directions, self.hidden_size).transpose(1, 2)
-            states = states.reshape(self.num_layers * self.num_directions, -1, self.hidden_size)
+        states = stack_states(last, self.num_directions, self.nn_rnn_compatible_return)
         output = pack_like(h, packed) if isinstance(packed, PackedSequence) else h
         return output, states, {"saved_inputs": inputs}
 
@@ -245,6 +242,7 @@ def read(tensors: Tensors, options: Mapping[str, Any]) -> SRUpp:
 
 def adapt_transform(theirs: Any, base: type) -> nn.Module:
     """Our transform with the very matrices of an `sru.modules.SRUppAttention` or `SRUppProjectedLinear`."""
+    settle(theirs, base)
     with torch.device("meta"):
         ours: nn.Module
         if hasattr(theirs, "linear3"):
@@ -258,7 +256,7 @@ def adapt_transform(theirs: Any, base: type) -> nn.Module:
 
 def adapt_cell(theirs: Any, base: type) -> nn.Module:
     """Our SRUppCell with the parameters and the options of an `sru.SRUppCell`."""
-    settle_hooks(theirs)
+    settle(theirs, base, ("forward", "apply_recurrence"))
     with torch.device("meta"):
         cell = SRUppCell(
             theirs.input_size,
@@ -269,13 +267,14 @@ def adapt_cell(theirs: Any, base: type) -> nn.Module:
         )
     cell.layer_norm = theirs.layer_norm
     cell.weight_c, cell.bias, cell.scale_x = theirs.weight_c, theirs.bias, theirs.scale_x
-    cell.transform_module = adapt_transform(theirs.transform_module, base)
+    transform = theirs.transform_module
+    cell.transform_module = adapt_transform(transform, known_base(transform, _TRANSFORMS))
     return cell
 
 
 def adapt_stack(theirs: Any, base: type) -> nn.Module:
     """Our SRUpp with the cells of an `sru.SRUpp`."""
-    settle_hooks(theirs)
+    settle(theirs, base)
     with torch.device("meta"):
         stack = SRUpp(
             theirs.input_size,
@@ -288,7 +287,7 @@ def adapt_stack(theirs: Any, base: type) -> nn.Module:
             nn_rnn_compatible_return=theirs.nn_rnn_compatible_return,
         )
     stack.input_to_hidden = theirs.input_to_hidden
-    stack.rnn_lst = nn.ModuleList(adapt_cell(cell, base) for cell in theirs.rnn_lst)
+    stack.rnn_lst = nn.ModuleList(adapt_cell(cell, known_base(cell, [_CELL])) for cell in theirs.rnn_lst)
     stack.num_layers = len(stack.rnn_lst)
     return stack
 
@@ -322,6 +321,9 @@ def _attention_options(attention: list[bool]) -> dict[str, int]:
     raise CheckpointError(f"attention in layers {[i for i, has in enumerate(attention) if has]}: no SRU++ is like that")
 
 
+_CELL = "sru.modules.SRUppCell"
+_TRANSFORMS = ("sru.modules.SRUppAttention", "sru.modules.SRUppProjectedLinear")
+
 FAMILY = Family(
     name="srupp",
     title="SRU++ (`sru` 3.0.0-dev)",
@@ -329,9 +331,8 @@ FAMILY = Family(
     modules=(SRUpp, SRUppCell),
     constructors={
         "sru.modules.SRUpp": adapt_stack,
-        "sru.modules.SRUppCell": adapt_cell,
-        "sru.modules.SRUppAttention": adapt_transform,
-        "sru.modules.SRUppProjectedLinear": adapt_transform,
+        _CELL: adapt_cell,
+        **dict.fromkeys(_TRANSFORMS, adapt_transform),
     },
     prefixes=prefixes,
     read=read,

@@ -14,6 +14,7 @@ from sruexport.exporter.call import Call, result
 from sruexport.exporter.model import borrowed
 from sruexport.layers import adapt, family_of
 from sruexport.layers.states import StateBank, state_bank
+from sruexport.recurrences import state_type
 
 
 class Reference:
@@ -68,7 +69,7 @@ class Reference:
             for state in self._states:
                 if state["input"] in feeds:
                     cell = ours.get_submodule(state["layer"])
-                    bank.given[cell] = torch.from_numpy(feeds[state["input"]]).to(_state_dtype(dtype))
+                    bank.given[cell] = torch.from_numpy(feeds[state["input"]]).to(state_type(dtype))
             with state_bank(bank):
                 output = ours(**self.keywords(feeds, dtype))
             values = list(result(output, family.outputs if family else ()).values())
@@ -84,10 +85,6 @@ class Reference:
             output = model(**self.keywords(feeds, self.dtype))
         values = result(output).values()
         return {name: _numpy(value) for name, value in zip(self._outputs, values)}
-
-
-def _state_dtype(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def _numpy(tensor: torch.Tensor) -> np.ndarray:

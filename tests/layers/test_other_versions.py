@@ -12,7 +12,7 @@ from oracles import SRU_2_0, SRU_3_0, SRUPP_3_0, oracle
 import sruexport
 from sruexport.errors import ExportError, OptionsNeeded
 from sruexport.exporter.model import borrowed
-from sruexport.layers import SRU, SRUpp
+from sruexport.layers import SRU, SRUpp, adapt
 from sruexport.parity.measure import compare
 
 ALL = [
@@ -117,3 +117,11 @@ def test_srupp_without_attention_streams(tmp_path: Path) -> None:
     report = sruexport.validate(module, tmp_path / "model.onnx")
     assert report.passed
     assert any("chunks" in case.name for case in report.cases)
+
+
+@pytest.mark.parametrize("name", ["SRUpp", "SRUppCell", "SRUppAttention"])
+def test_a_subclass_of_srupp_with_a_forward_of_its_own_is_refused_not_replaced(name: str) -> None:
+    known = type(name, (torch.nn.Module,), {"__module__": "sru.modules", "__qualname__": name})
+    mine = type("Mine", (known,), {"forward": lambda self, x: x})
+    with pytest.raises(ExportError, match=f"Mine overrides forward of {name}"):
+        adapt(mine())

@@ -322,6 +322,17 @@ def test_third_party_stacks_are_replaced_with_their_own_parameters(ours: QRNN, p
     assert {id(p) for p in adapted.parameters()} <= {id(p) for p in theirs.parameters()}
 
 
+def test_a_subclass_with_an_equation_of_its_own_is_refused_not_replaced() -> None:
+    stack = _imitate(QRNN(4, 3, 2), "torchqrnn.qrnn")
+    layer = stack.layers[1]
+    layer.__class__ = type("Mine", (type(layer),), {"forward": lambda self, x, hidden=None: x})
+    with pytest.raises(ExportError, match="Mine overrides forward of QRNNLayer"):
+        adapt(stack)
+    stack.layers[1] = nn.Linear(3, 3)
+    with pytest.raises(ExportError, match=r"Linear, whose equation is not known"):
+        adapt(stack)
+
+
 def test_a_layer_that_holds_an_earlier_input_is_refused() -> None:
     theirs = _imitate(QRNN(4, 3, 1, window=2), "torchqrnn.qrnn")
     theirs.layers[0].prevX = torch.zeros(1, 1, 4)
