@@ -10,19 +10,27 @@ from __future__ import annotations
 
 from ._version import __version__
 from .checkpoint import read
+from .conversion import Conversion
+from .conversion import convert_file as convert
 from .errors import SruExportError
 from .exporter import Exported, export
 from .parity import Report, validate
 from .runtime import LoadedModel, load
+from .torch_conversion import TorchConversion
+from .torch_conversion import convert_to_torch as torch_lstm
 
 __all__ = [
+    "Conversion",
     "Exported",
     "LoadedModel",
     "Report",
     "SruExportError",
+    "TorchConversion",
     "__version__",
+    "convert",
     "export",
     "load",
     "read",
+    "torch_lstm",
     "validate",
 ]

@@ -54,6 +54,14 @@ Inputs = Annotated[
 ]
 
 
+#: As in `sruexport.converters.FORMS`, which is not imported for a help text: it takes PyTorch with it.
+_FORMS = (
+    "lstm, lstm-forward, lstm-peephole, lstm-peephole-tanh, scan, loop, unrolled, parallel, linear-attention, "
+    "torch-lstm"
+)
+_TORCH_LSTM = "torch-lstm"
+
+
 class _Talk:
     """Where words go: findings to stdout, or to stderr when stdout is for JSON; progress always to stderr."""
 
@@ -169,6 +177,16 @@ def validate_command(
     prefix: Prefix = None,
     option: Options = None,
     data: Annotated[Path | None, typer.Option(help="Own inputs: an .npz file with an array per input.")] = None,
+    engine: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Where to run it (see 'sruexport engines'), or 'all' that are here. Repeatable. [onnxruntime]"
+        ),
+    ] = None,
+    form: Annotated[
+        str | None, typer.Option(help=f"What to write recurrences as for it: one of {_FORMS}. [what the engine runs]")
+    ] = None,
+    limit: Annotated[float, typer.Option(help="Seconds for an engine to load a file, and for each run.")] = 300.0,
     as_json: Json = False,
 ) -> None:
     """Hold a file against PyTorch in float64.
@@ -182,17 +200,192 @@ def validate_command(
         raise OptionError("give SOURCE and M.onnx, or --model package.module:factory --weights FILE and M.onnx")
     with talk.progress("validate") as progress:
         from sruexport.display import show_report
-        from sruexport.parity import validate
+        from sruexport.parity.engines import validate_on
         from sruexport.sources import another_checkpoint, choose
 
         made = choose(source, model, weights, prefix, option or [])
-        report = validate(made.model, file, data=data, example=made.args, progress=progress)
-    show_report(talk.people, report)
-    if note := another_checkpoint(made, report.source):
+        done = validate_on(
+            engine or ["onnxruntime"],
+            made.model,
+            file,
+            data=data,
+            example=made.args,
+            form=form or "",
+            limit=limit,
+            progress=progress,
+        )
+    for report in done.reports:
+        show_report(talk.people, report)
+    for name, reason in done.refused.items():
+        talk.people.print(f"{name}: {reason}")
+    if done.reports and (note := another_checkpoint(made, done.reports[0].source)):
         talk.errors.print(note, style="yellow")
-    talk.document(report.to_dict())
-    if not report.passed:
+    talk.document(done.to_dict())
+    if not done.passed:
         raise typer.Exit(1)
+
+
+@app.command("convert")
+def convert_command(
+    source: Annotated[
+        Path | None,
+        typer.Argument(help="An ONNX file of sruexport; for --to torch-lstm the checkpoint, or --model in its place."),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The file. It appears whole, and only if it is right.")
+    ] = None,
+    to: Annotated[str | None, typer.Option("--to", metavar="FORM", help=f"One of {_FORMS}.")] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(help="The form that this engine runs, right and fastest (see 'sruexport engines')."),
+    ] = None,
+    size: Annotated[
+        list[str] | None, typer.Option("--size", help="Make a dynamic dim static: T=50. Repeatable.")
+    ] = None,
+    range_: Annotated[
+        list[str] | None,
+        typer.Option("--range", help="Where an input's values lie: x=-4..4. An LSTM's scale goes by it. Repeatable."),
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Own inputs, an .npz file: to compare on, and to take ranges from.")
+    ] = None,
+    lstm_dtype: Annotated[
+        str, typer.Option(help="float16: the LSTM itself computes in float16, for engines that can.")
+    ] = "float32",
+    limit: Annotated[float, typer.Option(help="Seconds for an engine to load a file, and for each run.")] = 300.0,
+    model: Model = None,
+    weights: Weights = None,
+    prefix: Prefix = None,
+    option: Options = None,
+    inputs: Inputs = None,
+    as_json: Json = False,
+) -> None:
+    """Write a file in standard ops, and hold it against the original.
+
+    It is for engines without functions and plugins. Exit code 1, and no file, if its numbers are not the original's.
+    """
+    talk = _Talk(as_json)
+    if output is None:
+        raise OptionError("give the file to write: -o OUT.onnx")
+    if to == _TORCH_LSTM:
+        if engine or size or data or lstm_dtype != "float32":
+            raise OptionError(f"--engine, --size, --data and --lstm-dtype are not for --to {_TORCH_LSTM}")
+        with talk.progress("convert") as progress:
+            from sruexport.display import show_torch_conversion
+            from sruexport.sources import choose, keep_apart, parse_ranges, with_inputs
+            from sruexport.torch_conversion import convert_to_torch
+
+            keep_apart(output, source, weights)
+            made = with_inputs(choose(source, model, weights, prefix, option or []), inputs or [], False)
+            module = convert_to_torch(
+                made.model,
+                output,
+                args=made.args,
+                dynamic=made.dynamic,
+                ranges=parse_ranges(range_ or []),
+                origin=made.origin,
+                progress=progress,
+            )
+        show_torch_conversion(talk.people, module)
+        talk.document(module.to_dict())
+        if not module.passed:
+            raise typer.Exit(1)
+        return
+    if source is None:
+        raise OptionError("give the ONNX file to convert")
+    if model or weights or prefix or option or inputs:
+        raise OptionError(
+            f"--model, --weights, --prefix, --option and --input are for --to {_TORCH_LSTM}, from a checkpoint"
+        )
+    with talk.progress("convert") as progress:
+        from sruexport.conversion import convert_file
+        from sruexport.display import show_conversion
+        from sruexport.sources import keep_apart, parse_ranges, parse_sizes
+
+        keep_apart(output, source)
+        done = convert_file(
+            source,
+            output,
+            form=to,
+            engine=engine,
+            sizes=parse_sizes(size or []),
+            ranges=parse_ranges(range_ or []),
+            data=data,
+            lstm_dtype=lstm_dtype,
+            limit=limit,
+            progress=progress,
+        )
+    show_conversion(talk.people, done)
+    talk.document(done.to_dict())
+    if not done.passed:
+        raise typer.Exit(1)
+
+
+engines_app = typer.Typer(help="List the engines and install them.", invoke_without_command=True)
+app.add_typer(engines_app, name="engines")
+
+
+@engines_app.callback()
+def engines_command(context: typer.Context, as_json: Json = False) -> None:
+    """List the engines: installed or not, the forms that each runs, and what it gets wrong without a word."""
+    if context.invoked_subcommand is not None:
+        return
+    from sruexport.display import show_engines
+    from sruexport.engines import listing
+
+    talk = _Talk(as_json)
+    found = listing.list_engines()
+    show_engines(talk.people, found)
+    talk.document({"engines": found})
+
+
+@engines_app.command("install")
+def engines_install_command(
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Engines, or 'all'.")],
+    as_json: Json = False,
+) -> None:
+    """Put engines into environments of their own, under the user's cache folder (or SRUEXPORT_ENGINES)."""
+    talk = _Talk(as_json)
+    from sruexport.engines import listing
+
+    installed = {}
+    for engine in listing.named(names):
+        with talk.progress(f"install {engine.name}") as progress:
+            installed[engine.name] = str(listing.install(engine, progress))
+        talk.people.print(f"{engine.title} {listing.version(engine)}: {installed[engine.name]}")
+    talk.document({"installed": installed})
+
+
+@app.command("matrix")
+def matrix_command(
+    sources: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="SOURCE...", help="Checkpoints, or package.module:factory. [default: trained examples]"),
+    ] = None,
+    option: Options = None,
+    engine: Annotated[list[str] | None, typer.Option(help="Only this engine. Repeatable. [default: all]")] = None,
+    form: Annotated[list[str] | None, typer.Option(help="Only this form. Repeatable. [default: all]")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the table as Markdown.")] = None,
+    limit: Annotated[float, typer.Option(help="Seconds for an engine to load a file, and for each run.")] = 120.0,
+    as_json: Json = False,
+) -> None:
+    """Try every form on every installed engine.
+
+    Each is ok, with its error and time, or refused, crashed, or WRONG.
+    """
+    talk = _Talk(as_json)
+    with talk.progress("matrix") as progress:
+        from sruexport import matrix
+        from sruexport.display import show_matrix
+        from sruexport.exporter.write import check_output, write_whole
+
+        if output is not None:
+            check_output(output)
+        done = matrix.run(sources or [], option or [], engine or [], form or [], limit=limit, progress=progress)
+        if output is not None:
+            write_whole(output, done.to_markdown().encode())
+    show_matrix(talk.people, done)
+    talk.document(done.to_dict())
 
 
 @app.command("demo")

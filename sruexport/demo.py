@@ -81,14 +81,20 @@ def run(folder: Path, output: Path | None = None, progress: Callable[[str], None
     return Demonstration(tuple(_show(example, path, progress) for example, path in zip(examples, paths)))
 
 
+def arguments(recording: np.ndarray, mask_pad: np.ndarray) -> tuple[torch.Tensor, ...]:
+    """What an example's forward is called with."""
+    return torch.from_numpy(recording), torch.from_numpy(mask_pad)
+
+
 def _show(example: japanese_vowels.Example, path: Path, progress: Callable[[str], None]) -> Shown:
     def tell(step: str) -> None:
         progress(f"{example.name}: {step}")
 
     recording, mask_pad, speaker = japanese_vowels.recordings()
     source = from_code(example.model, example.checkpoint)
-    arguments = (torch.from_numpy(recording), torch.from_numpy(mask_pad))
-    exported = export(source.model, arguments, path, dynamic=DYNAMIC, source=source.origin, progress=tell)
+    exported = export(
+        source.model, arguments(recording, mask_pad), path, dynamic=DYNAMIC, source=source.origin, progress=tell
+    )
     tell("checking on the recordings")
     data = {"recording": recording, "mask_pad": mask_pad}
     on_recordings = validate(source.model, path, data=data)

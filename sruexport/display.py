@@ -9,12 +9,16 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from sruexport.conversion import Conversion
+from sruexport.converters import FORMS
+from sruexport.matrix import Matrix
 from sruexport.parity import Errors, Report
 from sruexport.parity.measure import floor
+from sruexport.torch_conversion import TorchConversion
 
 _EXPLAINED = (
-    "max, mean, p99: of |engine - f64|, how far the file is from PyTorch in float64, in the case nearest to its bound. "
-    "PyTorch: |{dtype} - f64|, how far PyTorch itself is. bound: max(8 x PyTorch, {floor:.0e} x scale)."
+    "max, mean, p99: of |engine - f64|, how far the file is from {what} in float64, in the case nearest to its bound. "
+    "{what}: |{dtype} - f64|, how far {what} itself is. bound: {times}max(8 x {what}, {floor:.0e} x scale)."
 )
 
 #: What a report's table needs, whatever the terminal has: figures that are cut off say nothing.
@@ -24,9 +28,10 @@ _WIDTH = 80
 def show_report(console: Console, report: Report) -> None:
     """One row per output: the case nearest to its bound."""
     ran = sum(not case.skipped for case in report.cases)
-    console.print(Text(f"{report.path} on {report.engine}, {report.dtype}, {ran} cases", style="italic"))
+    form = f" as {report.form}" if report.form else ""
+    console.print(Text(f"{report.path}{form} on {report.engine}, {report.dtype}, {ran} cases", style="italic"))
     if report.outputs:
-        _show_errors(console, "output", report.outputs, report.dtype)
+        _show_errors(console, "output", report.outputs, report)
     _show_failures(console, report)
     console.print(Text("parity: ") + _verdict(report.passed))
 
@@ -40,22 +45,24 @@ def show_reports(console: Console, reports: Mapping[str, Report]) -> None:
         for of, report in reports.items()
         for name, errors in report.outputs.items()
     }
-    _show_errors(console, "file, inputs", rows, one.dtype)
+    _show_errors(console, "file, inputs", rows, one)
     for report in reports.values():
         _show_failures(console, report)
     console.print(Text("parity: ") + _verdict(all(report.passed for report in reports.values())))
 
 
-def _show_errors(console: Console, heading: str, rows: Mapping[str, Errors], dtype: str) -> None:
+def _show_errors(console: Console, heading: str, rows: Mapping[str, Errors], of: Report) -> None:
     table = Table(width=_WIDTH if console.width < _WIDTH else None)
     table.add_column(heading, overflow="fold", min_width=6)
-    for figure in ("max", "mean", "p99", "PyTorch", "bound"):
+    for figure in ("max", "mean", "p99", of.baseline, "bound"):
         table.add_column(figure, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
     for name, errors in rows.items():
         table.add_row(Text(name), *_figures(errors), _verdict(errors.passed))
     console.print(table, crop=False)
-    console.print(_EXPLAINED.format(dtype=dtype, floor=floor(dtype)), style="dim")
+    times = f"{of.allowance:g} x " if of.allowance != 1 else ""
+    explained = _EXPLAINED.format(dtype=of.dtype, floor=floor(of.dtype), times=times, what=of.baseline)
+    console.print(explained, style="dim")
 
 
 def _show_failures(console: Console, report: Report) -> None:
@@ -82,6 +89,87 @@ def _show_failures(console: Console, report: Report) -> None:
             "PyTorch refuses every case that fits the file: is it of this model? If so, give inputs with --data",
             style="red",
         )
+
+
+def show_conversion(console: Console, done: Conversion) -> None:
+    """What was written, the scales that were chosen, and whether the numbers held."""
+    if done.passed:
+        console.print(
+            f"wrote {done.path} ({done.bytes:,} bytes, opset {done.opset}), form {done.form}: {FORMS[done.form].about}"
+        )
+    for name, reason in done.passed_over.items():
+        console.print(Text(f"not {name}: {reason}", style="dim"))
+    _show_scales(console, done.layers)
+    if done.report is None:
+        console.print(Text(f"not verified: {done.not_verified}", style="yellow"))
+    else:
+        show_report(console, done.report)
+    if not done.passed:
+        console.print(Text(f"{done.path} was not written: its numbers are not the original's", style="bold red"))
+
+
+def show_torch_conversion(console: Console, done: TorchConversion) -> None:
+    """As `show_conversion`, for a PyTorch module."""
+    if done.passed:
+        console.print(f"wrote {done.path} ({done.bytes:,} bytes): {done.about}")
+    _show_scales(console, done.layers)
+    show_report(console, done.report)
+    if not done.passed:
+        console.print(Text(f"{done.path} was not written: its numbers are not the original's", style="bold red"))
+
+
+def _show_scales(console: Console, layers: Sequence[Mapping[str, Any]]) -> None:
+    for layer in layers:
+        if "k" in layer:
+            console.print(
+                Text(
+                    f"{layer['layer']}: state times 2^-{layer['k']} in the LSTM, for |c| up to {layer['bound']:.3g} "
+                    f"({layer['bound_from']}); tanh takes at most {layer['relative_error']:.1e} of it"
+                )
+            )
+
+
+def show_engines(console: Console, engines: Sequence[Mapping[str, Any]]) -> None:
+    """One row per engine, and below the table what each gets wrong."""
+    table = Table(width=_WIDTH if console.width < _WIDTH else None)
+    for heading in ("engine", "version"):
+        table.add_column(heading, no_wrap=True)
+    table.add_column("forms, fastest first", overflow="fold")
+    for engine in engines:
+        found = Text(engine["version"], style="green") if engine["installed"] else Text("not installed", style="yellow")
+        forms = ", ".join(engine["forms"]) or "none"
+        forms += " (static sizes)" if engine["static"] else ""
+        forms += f". {engine['only_builds']}" if engine["only_builds"] else ""
+        table.add_row(Text(engine["name"]), found, Text(forms))
+    console.print(table, crop=False)
+    for engine in engines:
+        for feature, reason in engine["wrong"].items():
+            console.print(Text(f"{engine['name']} gets wrong, without a word: {feature}: {reason}", style="red"))
+    absent = [engine["name"] for engine in engines if not engine["installed"]]
+    if absent:
+        console.print(Text(f"to install: sruexport engines install {' '.join(absent)}", style="dim"))
+
+
+def show_matrix(console: Console, matrix: Matrix) -> None:
+    """A table per source: forms down, engines across; and what the profiles did not foresee."""
+    styles = {"ok": "green", "WRONG": "bold red", "crashed": "red", "refused": "yellow", "builds": "green"}
+    for source, heading, rows in matrix.tables():
+        console.print(Text(source, style="italic"))
+        table = Table()
+        for name in heading:
+            table.add_column(name)
+        for row in rows:
+            table.add_row(*(Text(cell, style=styles.get(cell.split(" ")[0], "")) for cell in row))
+        console.print(table, crop=False)
+    for cell in matrix.cells:
+        if not cell.known and cell.status != "none":
+            console.print(
+                Text(
+                    f"not as the profile of {cell.engine} says: {cell.form}: {cell.shown} {cell.reason}", style="yellow"
+                )
+            )
+    for name, how in matrix.absent.items():
+        console.print(Text(f"{name} is not installed: {how}", style="dim"))
 
 
 def show_findings(console: Console, found: Mapping[str, Any]) -> None:

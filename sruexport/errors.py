@@ -55,6 +55,18 @@ class ModelFileError(SruExportError):
     """An ONNX file cannot be read or run, or was not written by sruexport."""
 
 
+class ConversionError(SruExportError):
+    """A model cannot be written in the form that was asked for."""
+
+
+class EngineError(SruExportError):
+    """An engine is not installed, or does not take a file."""
+
+
+class EngineCrash(EngineError):
+    """An engine's process died, or ran past its time limit."""
+
+
 class InputError(SruExportError):
     """An array given to a model has the wrong name, type, shape or length."""
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from sruexport.engines import OnnxRuntime, Port
+from sruexport.engines import Port, Session
+from sruexport.engines import onnxruntime as ort
 from sruexport.errors import InputError, closest
 from sruexport.metadata import unpack
 
@@ -17,16 +18,19 @@ from sruexport.metadata import unpack
 class LoadedModel:
     """Arrays in, arrays out.
 
+    Args:
+        session: the file in another engine; left out, ONNX Runtime in this process.
+
     Attributes:
         inputs, outputs: names, dtypes and dims, in the graph's order; a text is a dynamic dim.
         metadata: what sruexport wrote into the file; empty for a file that is not its own.
     """
 
-    def __init__(self, path: str | os.PathLike[str]):
+    def __init__(self, path: str | os.PathLike[str], session: Session | None = None):
         self.path = Path(path)
-        self._session = OnnxRuntime().load(self.path)
+        self._session = ort.load(self.path) if session is None else session
         self.inputs, self.outputs = self._session.inputs, self._session.outputs
-        self.metadata = unpack(getattr(self._session, "metadata", {}), self.path)
+        self.metadata = unpack(self._session.metadata, self.path)
         self._time = _time_inputs(self.metadata)
 
     def __call__(self, *arrays: Any, **named: Any) -> list[np.ndarray]:

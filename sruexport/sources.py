@@ -260,3 +260,35 @@ def _origin(contents: Contents) -> dict[str, Any]:
 
 def _one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(": ")
+
+
+def parse_sizes(texts: Sequence[str]) -> dict[str, int]:
+    """``["T=50"]`` as ``{"T": 50}``.
+
+    Raises:
+        OptionError: one is not NAME=NUMBER.
+    """
+    sizes = {}
+    for text in texts:
+        name, _, number = text.partition("=")
+        if not name or not number.isdigit():
+            raise OptionError(f"--size {text}: write NAME=NUMBER, such as T=50")
+        sizes[name] = int(number)
+    return sizes
+
+
+def parse_ranges(texts: Sequence[str]) -> dict[str, tuple[float, float]]:
+    """``["x=-4..4"]`` as ``{"x": (-4.0, 4.0)}``.
+
+    Raises:
+        OptionError: one is not NAME=LOW..HIGH.
+    """
+    ranges = {}
+    for text in texts:
+        name, _, ends = text.partition("=")
+        low, _, high = ends.partition("..")
+        try:
+            ranges[name] = float(low), float(high)
+        except ValueError:
+            raise OptionError(f"--range {text}: write NAME=LOW..HIGH, such as x=-4..4") from None
+    return ranges

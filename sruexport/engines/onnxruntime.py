@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 
 from sruexport.errors import ModelFileError
 
-from .base import Engine, Port, Session
+from .base import AS_EXPORTED, Engine, Job, Opened, Port, Session
 
 _TYPES = {
     "tensor(float)": np.float32,
@@ -29,24 +29,54 @@ _SILENT = 4  # errors come back as exceptions; the log would say them twice
 
 class OnnxRuntime(Engine):
     name = "onnxruntime"
+    title = "ONNX Runtime"
+    packages = ("onnxruntime", "onnxruntime-gpu")
+    # A Scan of elementwise steps takes less time than an LSTM, whose R is a product in every step.
+    forms = (
+        "scan",
+        AS_EXPORTED,
+        "parallel",
+        "loop",
+        "unrolled",
+        "lstm",
+        "lstm-forward",
+        "lstm-peephole-tanh",
+        "lstm-peephole",
+        "linear-attention",
+    )
+    refuses = MappingProxyType(
+        {
+            "LSTM.layout": "Batchwise recurrent operations (layout == 1) are not supported",
+            "LSTM.16 bits": "the CPU has no LSTM in float16 or bfloat16",
+            "LSTM.float64": "LSTM operator does not support double yet",
+        }
+    )
+    wrong = MappingProxyType({"LSTM.affine": "Affine without its alpha gives zeros"})
 
-    def version(self) -> str | None:
-        if importlib.util.find_spec("onnxruntime") is None:
-            return None
-        for distribution in ("onnxruntime", "onnxruntime-gpu"):
-            try:
-                return importlib.metadata.version(distribution)
-            except importlib.metadata.PackageNotFoundError:
-                continue
-        return "unknown"
-
-    def load(self, path: Path | bytes, threads: int = 0) -> Session:
-        if self.version() is None:
-            raise ModelFileError("ONNX Runtime is not installed: pip install onnxruntime")
-        return _OrtSession(path, threads)
+    def open(self, job: Job) -> Opened:
+        return _Opened(load(job.path))
 
 
-class _OrtSession(Session):
+def load(path: Path | bytes, threads: int = 0) -> OrtSession:
+    """Load a file in this process.
+
+    Raises:
+        ModelFileError: it cannot be read, or ONNX Runtime does not take it.
+    """
+    if importlib.util.find_spec("onnxruntime") is None:
+        raise ModelFileError("ONNX Runtime is not installed: pip install onnxruntime")
+    return OrtSession(path, threads)
+
+
+class _Opened(Opened):
+    def __init__(self, session: OrtSession):
+        self._session = session
+
+    def run(self, feeds: Mapping[str, np.ndarray]) -> Sequence[np.ndarray]:
+        return list(self._session.run(feeds).values())
+
+
+class OrtSession(Session):
     def __init__(self, path: Path | bytes, threads: int):
         import onnxruntime
 

@@ -11,10 +11,10 @@ from onnx_ir import tape
 from onnxscript import optimizer
 
 from sruexport.errors import DynamicAxesError
+from sruexport.quiet import quiet
 from sruexport.recurrences import DOMAIN
 
 from .call import Axes
-from .quiet import quiet
 from .trace import MODULE_KEY
 
 #: Ops that only move weights about. They are done once, here, and not in every run of the graph.

@@ -17,11 +17,11 @@ from sruexport.layers import adapt
 from sruexport.layers.packed import padded_packing
 from sruexport.layers.standard import for_graph
 from sruexport.layers.states import StateBank, state_bank
+from sruexport.quiet import quiet
 from sruexport.recurrences import graph_tracing
 
 from .branches import Decisions, Replaying, noted_sizes
 from .call import Axes, Call, result
-from .quiet import quiet
 
 #: Node metadata: the path of the module that a node comes from, in the caller's model.
 MODULE_KEY = "sruexport.module"

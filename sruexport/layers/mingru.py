@@ -47,6 +47,8 @@ class MinRNN(nn.Module, ABC):
         self.add_module(self.gates_name, nn.Linear(dim, self.gates * inner, bias=False))
         self.to_out: nn.Module = nn.Linear(inner, dim, bias=False) if project else nn.Identity()
         self.dim, self.inner = dim, inner
+        #: What runs the recurrence; a converter puts another in its place.
+        self.recurrence: Any = LINEAR_RECURRENCE
 
     def forward(
         self, x: Tensor, prev_hidden: Tensor | None = None, return_next_prev_hidden: bool = False
@@ -68,7 +70,7 @@ class MinRNN(nn.Module, ABC):
         else:
             h0 = self.given(prev_hidden.squeeze(1).to(decay.dtype), x)
         no_mask = torch.zeros(1, 1, dtype=torch.int32, device=x.device)
-        h, last = LINEAR_RECURRENCE(decay, share * _g(planes[0]), h0, no_mask, direction="forward", masked=0)
+        h, last = self.recurrence(decay, share * _g(planes[0]), h0, no_mask, direction="forward", masked=0)
         if prev_hidden is None:
             keep_state(self, last)
         out = self.to_out(h.transpose(0, 1).to(x.dtype))

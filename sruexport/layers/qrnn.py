@@ -69,6 +69,8 @@ class QRNNLayer(nn.Module):
         self.batch_first, self.backward = bool(batch_first), bool(backward)
         self.linear = nn.Linear(window * input_size, (3 if output_gate else 2) * self.hidden_size)
         self.previous = PreviousInput() if window == 2 else None
+        #: What runs the recurrence; a converter puts another in its place.
+        self.recurrence: Any = LINEAR_RECURRENCE
 
     def reset(self) -> None:
         """For code that calls it between sequences: nothing is kept here that would have to go."""
@@ -89,7 +91,7 @@ class QRNNLayer(nn.Module):
         c0 = initial_state(self, x, x.shape[1], self.hidden_size) if hidden is None else hidden.to(f.dtype)
         no_mask = torch.zeros(1, 1, dtype=torch.int32, device=x.device)
         direction = "reverse" if self.backward else "forward"
-        c, last = LINEAR_RECURRENCE(1 - f, f * torch.tanh(planes[0]), c0, no_mask, direction=direction, masked=0)
+        c, last = self.recurrence(1 - f, f * torch.tanh(planes[0]), c0, no_mask, direction=direction, masked=0)
         if hidden is None:
             keep_state(self, last, _BACKWARD if self.backward else "")
         h = (torch.sigmoid(planes[2]) * c if self.output_gate else c).to(x.dtype)

@@ -146,12 +146,7 @@ class SRUCell(nn.Module):
         mask_pad: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         """The recurrence behind the product: LinearRecurrence in a graph where weight_c is zero, else SRURecurrence."""
-        if not self.has_skip_term:
-            highway = torch.zeros(1, 1, self.output_size, dtype=u.dtype, device=u.device)
-        elif projected is not None:
-            highway = projected
-        else:
-            highway = x if scale is None else x * scale
+        highway = self.highway(projected, x, scale)
         mask = int32_mask(mask_pad, u)
         c0 = c0.to(state_type(u.dtype))
         common = {
@@ -165,6 +160,14 @@ class SRUCell(nn.Module):
         activation = "tanh" if self.activation_type else "identity"
         h, c = SRU_RECURRENCE(u, highway, v, self.bias, c0, mask, activation=activation, v_per_step=per_step, **common)
         return h, c
+
+    def highway(self, projected: Tensor | None, x: Tensor, scale: Tensor | None) -> Tensor:
+        """x' of the equations: [T, B, O], or [1, 1, O] of zeros without a skip term."""
+        if not self.has_skip_term:
+            return torch.zeros(1, 1, self.output_size, dtype=x.dtype, device=x.device)
+        if projected is not None:
+            return projected
+        return x if scale is None else x * scale
 
     def run_linear(
         self, u: Tensor, highway: Tensor, c0: Tensor, mask: Tensor, common: dict[str, Any]

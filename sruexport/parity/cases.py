@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,10 +30,17 @@ class Case:
     chunks: tuple[int, ...] = field(default=())
 
 
-def generated(inputs: tuple[Port, ...], metadata: Mapping[str, Any], masks: set[str], seed: int = 0) -> Iterator[Case]:
+def generated(
+    inputs: tuple[Port, ...],
+    metadata: Mapping[str, Any],
+    masks: set[str],
+    seed: int = 0,
+    sizes: Sequence[tuple[int, int]] = SIZES,
+) -> Iterator[Case]:
     """Cases of random arrays that fit the file's inputs.
 
     Args:
+        sizes: (T, B) to try, for a file with no other dynamic dims.
         masks: inputs that are padding masks. They are zero in half of the cases and random in the others. So are
             inputs of truth values that are all alike in the example, such as a mask without padding.
     """
@@ -41,13 +48,13 @@ def generated(inputs: tuple[Port, ...], metadata: Mapping[str, Any], masks: set[
     ports = [port for port in inputs if port.name not in states]
     varied = masks | {port.name for port in ports if _is_constant(port, metadata)}
     random = np.random.default_rng(seed)
-    for sizes in _sizes(ports, metadata):
-        shown = " ".join(f"{dim}={size}" for dim, size in sizes.items()) or "static"
+    for chosen in _sizes(ports, metadata, sizes):
+        shown = " ".join(f"{dim}={size}" for dim, size in chosen.items()) or "static"
         for masked in [False, True] if varied else [False]:
-            feeds = {port.name: _array(port, sizes, metadata, masks, masked, random) for port in ports}
+            feeds = {port.name: _array(port, chosen, metadata, masks, masked, random) for port in ports}
             name = f"{shown} masked" if masked else shown
             yield Case(name, feeds)
-            length = sizes.get(str(metadata.get("time")), 0)
+            length = chosen.get(str(metadata.get("time")), 0)
             if states and length > 1:
                 yield Case(f"{name} in chunks", feeds, chunk_lengths(length))
 
@@ -82,12 +89,14 @@ def time_length(feeds: Mapping[str, np.ndarray], metadata: Mapping[str, Any]) ->
     return 0
 
 
-def _sizes(ports: list[Port], metadata: Mapping[str, Any]) -> Iterator[dict[str, int]]:
+def _sizes(
+    ports: list[Port], metadata: Mapping[str, Any], sizes: Sequence[tuple[int, int]]
+) -> Iterator[dict[str, int]]:
     dims = list(dict.fromkeys(dim for port in ports for dim in port.shape if isinstance(dim, str)))
     if not dims:
         yield {}
     elif set(dims) <= {"T", "B"}:
-        yield from ({dim: {"T": t, "B": b}[dim] for dim in dims} for t, b in SIZES)
+        yield from ({dim: {"T": t, "B": b}[dim] for dim in dims} for t, b in sizes)
     else:
         example = _example_sizes(ports, metadata)
         yield example

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,6 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from sruexport.engines import OnnxRuntime
 from sruexport.exporter.model import borrowed
 from sruexport.exporter.trace import MODULE_KEY
 
@@ -24,7 +24,7 @@ _FLOATS = {ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE}
 def first_departure(
     model: nn.Module,
     path: Path,
-    feeds: Mapping[str, np.ndarray],
+    run: Callable[[Path], dict[str, np.ndarray]],
     keywords: Callable[[torch.dtype], Mapping[str, Any]],
     dtype: str,
 ) -> str | None:
@@ -33,7 +33,7 @@ def first_departure(
     A module's outputs in the graph are what its nodes make and others use; they are matched by shape.
 
     Args:
-        feeds: the file's inputs, states too.
+        run: runs a file like the one at `path`, but with more outputs.
         keywords: forward's arguments in a dtype.
 
     Returns:
@@ -43,7 +43,7 @@ def first_departure(
     own = getattr(torch, dtype)
     rounded = _module_outputs(model, keywords(own), own)
     values = _values_by_module(path, set(exact))
-    engine = _run_with(path, {value for found in values.values() for value in found}, feeds)
+    engine = _run_with(path, {value for found in values.values() for value in found}, run)
     for module, names in values.items():
         candidates = [engine[name].astype(np.float64) for name in names if name in engine]
         if not _agree(candidates, exact[module], rounded.get(module, []), dtype):
@@ -124,11 +124,13 @@ def _within(path: str | None, module: str) -> bool:
     return path is not None and (not module or path == module or path.startswith(f"{module}."))
 
 
-def _run_with(path: Path, names: set[str], feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _run_with(path: Path, names: set[str], run: Callable[[Path], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
     """Run the file with more of its values as outputs."""
     model = ir.load(path)
     for node in model.graph:
         for value in node.outputs:
             if value.name in names and not value.is_graph_output():
                 model.graph.outputs.append(value)
-    return OnnxRuntime().load(ir.to_proto(model).SerializeToString()).run(feeds)
+    with tempfile.TemporaryDirectory(prefix="sruexport-") as folder:
+        ir.save(model, Path(folder) / "more.onnx")
+        return run(Path(folder) / "more.onnx")

@@ -29,6 +29,12 @@ class Report:
     """The outcome of `validate`.
 
     Attributes:
+        engine: with its version.
+        form: what the recurrences were written as, if not as custom ops.
+        allowance: what that form's bounds were multiplied with.
+        baseline: whose own distance from float64 the bounds go by: PyTorch, or the original of a converted file.
+        seconds: of repeated runs of the last case, where they were asked for.
+        static: whether the engine was given every size in a file of its own.
         cases: every case in order, those that PyTorch itself refused among them.
         source: what the file's metadata say of where its model came from.
         first_departure: on failure, the path of the first layer that departs ("": the model itself), if found.
@@ -40,6 +46,11 @@ class Report:
     cases: tuple[CaseResult, ...]
     first_departure: str | None = None
     source: Mapping[str, Any] = field(default_factory=dict)
+    form: str = ""
+    allowance: float = 1.0
+    baseline: str = "PyTorch"
+    seconds: tuple[float, ...] = ()
+    static: bool = False
 
     @property
     def passed(self) -> bool:
@@ -69,6 +80,9 @@ class Report:
             "passed": self.passed,
             "file": str(self.path),
             "engine": self.engine,
+            "form": self.form,
+            "allowance": self.allowance,
+            "baseline": self.baseline,
             "dtype": self.dtype,
             "first_departure": self.first_departure,
             "source": dict(self.source),

@@ -7,7 +7,8 @@ import inspect
 import os
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +17,28 @@ import torch
 from torch import nn
 
 from sruexport.checkpoint import read
-from sruexport.engines import ENGINES
-from sruexport.errors import InputError, ModelFileError, OptionError, SruExportError, closest
+from sruexport.converters import FORMS
+from sruexport.engines import AS_EXPORTED, ENGINES
+from sruexport.engines.process import TIME_LIMIT
+from sruexport.engines.running import EngineSession
+from sruexport.errors import (
+    ConversionError,
+    EngineError,
+    InputError,
+    ModelFileError,
+    OptionError,
+    SruExportError,
+    closest,
+)
 from sruexport.exporter.call import Call
 from sruexport.exporter.model import unwrapped
 from sruexport.layers import adapt, family_of
-from sruexport.runtime import LoadedModel, load
+from sruexport.runtime import LoadedModel
 
-from .cases import Case, generated, given, time_axis
+from .cases import SIZES, Case, generated, given, time_axis
 from .locate import first_departure
 from .measure import Errors, compare, distance, failure
+from .programs import TORCH_LSTM, ProgramSession
 from .reference import Reference
 from .report import CaseResult, Report
 
@@ -39,6 +52,12 @@ def validate(
     data: Mapping[str, Any] | str | os.PathLike[str] | None = None,
     prefix: str | None = None,
     options: Mapping[str, Any] | None = None,
+    engine: str = "onnxruntime",
+    form: str = "",
+    force: bool = False,
+    limit: float = TIME_LIMIT,
+    sizes: Sequence[tuple[int, int]] = SIZES,
+    repeats: int = 0,
     progress: Callable[[str], None] = lambda case: None,
 ) -> Report:
     """Hold an exported file against PyTorch in float64, over several lengths and batch sizes, masks and chunks.
@@ -51,12 +70,21 @@ def validate(
             the model was exported with tensors inside lists or dicts, or with constants that are not the defaults.
         data: the same by input name: a dict of arrays, or an .npz file.
         prefix, options: as for `read`, when a checkpoint is given.
+        engine: a name in `sruexport.engines.ENGINES`; it runs in a process of its own.
+        form: what the recurrences are written as for it; left out, the file as it is where the engine takes it, else
+            the first form that the engine runs.
+        force: run what the engine's profile says is wrong, too.
+        limit: seconds for loading the file, and for each run.
+        sizes: (T, B) of the generated inputs, for a file with no other dynamic dims.
+        repeats: run the last case so often again, for the report's `seconds`.
         progress: called with the name of each case before it runs.
 
     Returns:
         a report; `report.passed` is the verdict.
 
     Raises:
+        ConversionError: the model has no form that the engine runs.
+        EngineError: the engine is not installed, or takes the file in no case.
         InputError: the data does not fit the file's inputs.
         ModelFileError: the file cannot be read, or was not written by sruexport.
         OptionError: the file's inputs are not what the model's forward takes.
@@ -68,40 +96,83 @@ def validate(
         else read(model_or_source, prefix=prefix, options=options)
     )
     model = unwrapped(model)
-    file = load(path)
-    if not file.metadata:
-        raise ModelFileError(f"{file.path}: was not written by sruexport, so that what it should compute is not known")
-    metadata = file.metadata
-    call = Call.of(model, args if args is not None else example) if args is not None or example is not None else None
-    _check_names(model, file, call)
-    reference = Reference(model, metadata, [port.name for port in file.outputs], call)
-    if args is not None and call is not None:
-        data = {name: _numpy(tensor) for name, tensor in zip(call.names, call.tensors)}
-    if data is not None:
-        cases = given(_read_data(data, file), metadata)
-    else:
-        cases = generated(file.inputs, metadata, _masks(model, file))
-    results: list[CaseResult] = []
-    failed: dict[float, Case] = {}
-    for case in cases:
-        progress(case.name)
-        outcome = _run(case, file, reference)
-        if not outcome.passed and not case.chunks:
-            failed[max(errors.ratio for errors in outcome.outputs.values())] = case
-        results.append(outcome)
-    if metadata.get("states") and not metadata.get("time"):
-        why = "the file's time axis is not the recurrences' own (it is subsampled, or static): chunks are not compared"
-        results.append(CaseResult("in chunks", skipped=why))
-    departure = None
-    if failed:
-        progress("looking for the layer that departs")
-        departure = _locate(model, file, failed[max(failed)], reference)
-    engine = ENGINES["onnxruntime"]
-    ran_on = f"{engine.name} {engine.version()}"
-    return Report(file.path, ran_on, metadata["dtype"], tuple(results), departure, metadata.get("source", {}))
+    with closing(
+        _open(model, Path(path), engine, form, force, limit, args if args is not None else example)
+    ) as session:
+        file = LoadedModel(path, session)
+        if not file.metadata:
+            raise ModelFileError(f"{file.path}: was not written by sruexport: what it should compute is not known")
+        metadata = file.metadata
+        call = (
+            Call.of(model, args if args is not None else example) if args is not None or example is not None else None
+        )
+        _check_names(model, file, call)
+        reference = Reference(model, metadata, [port.name for port in file.outputs], call)
+        if args is not None and call is not None:
+            data = {name: _numpy(tensor) for name, tensor in zip(call.names, call.tensors)}
+        if data is not None:
+            cases = given(read_data(data, file), metadata)
+        else:
+            cases = generated(file.inputs, metadata, _masks(model, file), sizes=sizes)
+        results: list[CaseResult] = []
+        failed: dict[float, Case] = {}
+        refused: list[SruExportError] = []
+        last: Case | None = None
+        for case in cases:
+            progress(case.name)
+            outcome = _run(case, file, session, reference, refused)
+            if not outcome.passed and not case.chunks:
+                failed[max(errors.ratio for errors in outcome.outputs.values())] = case
+            results.append(outcome)
+            if outcome.passed and not case.chunks and not outcome.skipped:
+                last = case
+        if refused and len(refused) == sum(not result.skipped for result in results):
+            raise refused[0]
+        if metadata.get("states") and not metadata.get("time"):
+            why = "the file's time axis is not the recurrences' own (subsampled, or static): chunks are not compared"
+            results.append(CaseResult("in chunks", skipped=why))
+        departure = None
+        if failed:
+            progress("looking for the layer that departs")
+            departure = _locate(model, file, session, failed[max(failed)], reference)
+        return Report(
+            file.path,
+            session.ran_on,
+            metadata["dtype"],
+            tuple(results),
+            departure,
+            metadata.get("source", {}),
+            session.written_as,
+            session.allowance,
+            seconds=_seconds(last, file, session, repeats) if last is not None else (),
+            static=session.static,
+        )
 
 
-def _run(case: Case, file: LoadedModel, reference: Reference) -> CaseResult:
+_AnySession = EngineSession | ProgramSession
+
+
+def _open(model: nn.Module, path: Path, engine: str, form: str, force: bool, limit: float, example: Any) -> _AnySession:
+    """A file on an engine, by names; for an engine that takes programs, the model's."""
+    if engine not in ENGINES:
+        raise OptionError(f"engine '{engine}' is not known{closest(engine, ENGINES)} (they are {', '.join(ENGINES)})")
+    forms = [*FORMS, AS_EXPORTED, TORCH_LSTM]
+    if form and form not in forms:
+        raise OptionError(f"form '{form}' is not known{closest(form, forms)} (they are {', '.join(forms)})")
+    chosen = ENGINES[engine]
+    if chosen.takes == "program":
+        if form not in ("", TORCH_LSTM):
+            raise ConversionError(f"{chosen.title} takes PyTorch programs: its form is {TORCH_LSTM}")
+        return ProgramSession(chosen, path, model, Call.of(model, example) if example is not None else None, limit)
+    if form == TORCH_LSTM:
+        raise ConversionError(f"{chosen.title} takes ONNX files, and {TORCH_LSTM} is none")
+    return EngineSession(chosen, path, form, force=force, limit=limit)
+
+
+def _run(
+    case: Case, file: LoadedModel, session: _AnySession, reference: Reference, refused: list[SruExportError]
+) -> CaseResult:
+    """Run one case; what the engine does not take is added to `refused`."""
     try:
         exact, rounded = reference.exact(case.feeds), reference.rounded(case.feeds)
     except SruExportError:
@@ -112,13 +183,23 @@ def _run(case: Case, file: LoadedModel, reference: Reference) -> CaseResult:
         )
     try:
         engine = _in_chunks(case, file, lambda feeds: file.run(**feeds)) if case.chunks else file.run(**case.feeds)
-    except ModelFileError as error:
+    except (EngineError, ConversionError) as error:
+        refused.append(error)
         return CaseResult(case.name, {name: failure(str(error)) for name in exact})
-    dtype = file.metadata["dtype"]
-    outputs = {name: compare(array, rounded[name], exact[name], dtype) for name, array in engine.items()}
+    dtype, allowance = file.metadata["dtype"], session.allowance
+    outputs = {name: compare(array, rounded[name], exact[name], dtype, allowance) for name, array in engine.items()}
     if case.chunks and not all(errors.passed for errors in outputs.values()):
         outputs = _explain_chunks(outputs, exact, _in_chunks(case, file, reference.exact))
     return CaseResult(case.name, outputs)
+
+
+def _seconds(case: Case, file: LoadedModel, session: _AnySession, repeats: int) -> tuple[float, ...]:
+    """How long the engine takes for a case, once per repeat."""
+    found = []
+    for _ in range(repeats):
+        file.run(**case.feeds)
+        found.append(session.seconds)
+    return tuple(found)
 
 
 def _explain_chunks(
@@ -159,10 +240,21 @@ def _in_chunks(
     return whole
 
 
-def _locate(model: nn.Module, file: LoadedModel, case: Case, reference: Reference) -> str | None:
+def _locate(model: nn.Module, file: LoadedModel, session: _AnySession, case: Case, reference: Reference) -> str | None:
     feeds = file.bind(**case.feeds)
     dtype = file.metadata["dtype"]
-    return first_departure(model, file.path, feeds, lambda to: reference.keywords(case.feeds, to), dtype)
+
+    if isinstance(session, ProgramSession):
+        return None  # it has no graph whose values could be looked at
+
+    def run(path: Path) -> dict[str, np.ndarray]:
+        with closing(dataclasses.replace(session, path=path)) as more:
+            return more.run(feeds)
+
+    try:
+        return first_departure(model, file.path, run, lambda to: reference.keywords(case.feeds, to), dtype)
+    except EngineError:
+        return None  # the engine does not take the file with more outputs
 
 
 def _masks(model: nn.Module, file: LoadedModel) -> set[str]:
@@ -197,7 +289,7 @@ def _numpy(tensor: torch.Tensor) -> np.ndarray:
     return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).detach().cpu().numpy()
 
 
-def _read_data(data: Mapping[str, Any] | str | os.PathLike[str], file: LoadedModel) -> dict[str, np.ndarray]:
+def read_data(data: Mapping[str, Any] | str | os.PathLike[str], file: LoadedModel) -> dict[str, np.ndarray]:
     states = {state["input"] for state in file.metadata.get("states", [])}
     names = [port.name for port in file.inputs if port.name not in states]
     shown = "data"

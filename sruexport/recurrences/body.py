@@ -10,17 +10,21 @@ from onnx_ir import tape
 
 from .base import DOMAIN, Recurrence, Variant
 
-_INT64_MAX = 2**63 - 1
-
 
 class Body:
     """Adds nodes to a graph under construction: ``body.op("Add", [a, b])`` gives the output value."""
 
-    def __init__(self, prefix: str, counter: list[int] | None = None):
+    def __init__(self, prefix: str, counter: list[int] | None = None, length: int | None = None):
         self._tape = tape.Tape()
         self._prefix = prefix
+        #: T, if it is known.
+        self.length = length
         # Shared with inner graphs: a name must be unique through all nesting levels.
         self._counter = counter if counter is not None else [0]
+
+    @property
+    def nodes(self) -> Sequence[ir.Node]:
+        return self._tape.nodes
 
     def op(self, op_type: str, inputs: Sequence[ir.Value | None], **attributes: Any) -> ir.Value:
         return self.ops(op_type, inputs, 1, **attributes)[0]
@@ -28,7 +32,7 @@ class Body:
     def ops(self, op_type: str, inputs: Sequence[ir.Value | None], outputs: int, **attributes: Any) -> list[ir.Value]:
         values = self._tape.op_multi_out(op_type, inputs, attributes, num_outputs=outputs)
         for value in values:
-            value.name = self._name(op_type)
+            value.name = self.name(op_type)
         node = values[0].producer()
         assert node is not None
         node.name = f"{values[0].name}_node"
@@ -61,8 +65,13 @@ class Body:
 
     def flip(self, value: ir.Value) -> ir.Value:
         """Reverse axis 0."""
-        limits = [self.constant([n]) for n in (-1, -_INT64_MAX, 0, -1)]
-        return self.op("Slice", [value, *limits])
+        if self.length is not None:
+            return self.op("Slice", [value, *(self.constant([n]) for n in (-1, -(2**31), 0, -1))])
+        # By Gather: some engines take no Slice with a negative step along a dynamic axis, others no long Gather.
+        length = self.op("Squeeze", [self.op("Shape", [value], start=0, end=1), self.constant([0])])
+        ahead = self.op("Range", [self.constant(0), length, self.constant(1)])
+        back = self.op("Sub", [self.op("Sub", [length, self.constant(1)]), ahead])
+        return self.op("Gather", [value, back], axis=0)
 
     def reversed_where_backward(self, value: ir.Value, direction: str | int) -> ir.Value:
         """As the PyTorch function of the same name: flip in time the channels that run backward."""
@@ -84,6 +93,8 @@ class Body:
     def before(self, first: ir.Value, states: ir.Value) -> ir.Value:
         """[T, B, C] of the states one step earlier: `first` [B, C], then all of `states` but its last."""
         head = self.op("Unsqueeze", [first, self.constant([0])])
+        if self.length == 1:
+            return head
         limits = [self.constant([n]) for n in (0, -1, 0)]
         return self.op("Concat", [head, self.op("Slice", [states, *limits])], axis=0)
 
@@ -98,11 +109,11 @@ class Body:
         old = inner.value("state")
         slices = [inner.value(f"in{i}") for i in range(len(sequences))]
         new = step(inner, old, slices)
-        graph = inner.graph([old, *slices], [new, inner.op("Identity", [new])], name=inner._name("graph"))
+        graph = inner.graph([old, *slices], [new, inner.op("Identity", [new])], name=inner.name("graph"))
         last, states = self.ops("Scan", [state, *sequences], 2, num_scan_inputs=len(sequences), body=graph)
         return states, last
 
-    def _name(self, stem: str) -> str:
+    def name(self, stem: str) -> str:
         return f"{self._prefix}{stem.lower()}_{self._next()}"
 
     def _next(self) -> int:

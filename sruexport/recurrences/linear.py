@@ -56,7 +56,7 @@ def body(build: Body, variant: Variant, inputs: Mapping[str, ir.Value]) -> Seque
         sequences.append(build.keep(inputs["mask"], a, direction))
 
     def step(inner: Body, state: ir.Value, slices: Sequence[ir.Value]) -> ir.Value:
-        new = inner.op("Add", [inner.op("Mul", [slices[0], state]), slices[1]])
+        new = inner.op("Add", [inner.op("Mul", [state, slices[0]]), slices[1]])
         return inner.op("Where", [slices[2], new, state]) if variant["masked"] else new
 
     states, last = build.scan(inputs["h0"], sequences, step)

@@ -101,7 +101,7 @@ def body(build: Body, variant: Variant, inputs: Mapping[str, ir.Value]) -> Seque
 
     def step(inner: Body, state: ir.Value, slices: Sequence[ir.Value]) -> ir.Value:
         v_t = slices[2] if variant["v_per_step"] else v_forget
-        gate = inner.op("Sigmoid", [inner.op("Add", [slices[1], inner.op("Mul", [v_t, state])])])
+        gate = inner.op("Sigmoid", [inner.op("Add", [slices[1], inner.op("Mul", [state, v_t])])])
         moved = inner.op("Mul", [inner.op("Sub", [state, slices[0]]), gate])
         new = inner.op("Add", [moved, slices[0]])
         return inner.op("Where", [slices[-1], new, state]) if masked else new

@@ -82,7 +82,7 @@ def test_every_output_of_every_case_is_judged(layer, file):
     assert all(case.outputs.keys() == {"h", "c"} for case in report.cases)
     assert [case.name for case in report.cases] == ["T=1 B=1", "T=1 B=3", "T=2 B=2", "T=17 B=4", "T=64 B=1"]
     assert report.dtype == "float32"
-    assert report.engine.startswith("onnxruntime ")
+    assert report.engine.startswith("ONNX Runtime ")
 
 
 def test_numbers_are_not_trivially_equal(layer, file):

@@ -1,4 +1,4 @@
-"""The form `inlined`: standard ops only, the same interface, the same numbers."""
+"""The form `scan`: standard ops only, the same interface, the same numbers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 import torch
-from sruexport.converters import CONVERTERS, inline
+from sruexport.converters import FORMS, convert
 from torch import nn
 
 import sruexport
@@ -38,7 +38,7 @@ class Mixed(nn.Module):
 def file(request, tmp_path_factory) -> sruexport.Exported:
     dtype, opset = request.param
     torch.manual_seed(0)
-    path = tmp_path_factory.mktemp("inlined") / "m.onnx"
+    path = tmp_path_factory.mktemp("scan") / "m.onnx"
     axes = {"x": {0: "T", 1: "B"}, "mask": {0: "T", 1: "B"}}
     args = (torch.zeros(5, 3, 4), torch.zeros(5, 3, dtype=torch.bool))
     return sruexport.export(Mixed().eval(), args, path, dynamic=axes, dtype=dtype, opset=opset)
@@ -46,7 +46,7 @@ def file(request, tmp_path_factory) -> sruexport.Exported:
 
 @pytest.fixture(scope="module")
 def plain(file) -> onnx.ModelProto:
-    return ir.serde.serialize_model(inline(ir.load(file.path)))
+    return ir.serde.serialize_model(convert(ir.load(file.path), FORMS["scan"]).model)
 
 
 def nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
@@ -68,10 +68,6 @@ def session(model: bytes) -> onnxruntime.InferenceSession:
     return onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
 
 
-def test_it_has_a_row_in_the_table():
-    assert CONVERTERS["inlined"] is inline
-
-
 def test_only_standard_ops_are_left(file, plain):
     assert not plain.functions
     assert {node.domain for node in nodes(plain.graph)} <= {"", "ai.onnx"}
@@ -87,7 +83,8 @@ def test_names_types_dims_and_metadata_are_kept(file, plain):
     original = onnx.load(file.path)
     assert interface(plain) == interface(original)
     assert dict(interface_dims(plain)) == {"x": ["T", "B", 4], "mask": ["T", "B"]}
-    assert {p.key: p.value for p in plain.metadata_props} == {p.key: p.value for p in original.metadata_props}
+    kept = {p.key: p.value for p in plain.metadata_props if p.key != "sruexport.form"}
+    assert kept == {p.key: p.value for p in original.metadata_props}
 
 
 def interface_dims(model: onnx.ModelProto) -> list[tuple[str, list]]:
@@ -109,5 +106,5 @@ def test_numbers_are_the_same_at_every_size(file, plain):
 def test_the_model_that_is_given_stays(file):
     model = ir.load(file.path)
     before = ir.serde.serialize_model(model).SerializeToString(deterministic=True)
-    inline(model)
+    convert(model, FORMS["scan"])
     assert ir.serde.serialize_model(model).SerializeToString(deterministic=True) == before

@@ -1,0 +1,134 @@
+"""A file in an engine, in a process of its own and with a time limit: some engines abort, some never come back."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+import numpy as np
+
+from sruexport.errors import EngineCrash, EngineError
+
+from .base import Engine, Job, Port
+from .environments import interpreter
+from .wire import receive, send
+
+#: Seconds for opening a file, and for each run.
+TIME_LIMIT = 300.0
+_WORKER = Path(__file__).with_name("worker.py")
+
+
+class EngineProcess:
+    """One file in one engine.
+
+    Attributes:
+        opened_in: seconds that the engine took to load the file.
+        seconds: that the last run took, in the engine.
+
+    Raises:
+        EngineError: the engine is not installed, or refuses the file.
+        EngineCrash: its process died, or ran past the limit.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        path: Path,
+        inputs: tuple[Port, ...],
+        outputs: tuple[Port, ...],
+        *,
+        limit: float = TIME_LIMIT,
+        options: Mapping[str, str] | None = None,
+    ):
+        self._engine, self._limit = engine, limit
+        self._folder = Path(tempfile.mkdtemp(prefix="sruexport-"))
+        self._log = (self._folder / "stderr").open("w+b")
+        workdir = self._folder / "work"
+        workdir.mkdir()
+        job = Job(path.resolve(), inputs, outputs, workdir, dict(options or {}))
+        self._process = subprocess.Popen(
+            [interpreter(engine), "-I", str(_WORKER), engine.name, job.to_json()],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            cwd=workdir,
+        )
+        self.seconds = 0.0
+        try:
+            self.opened_in = float(self._answer("cannot load it")[0]["seconds"])
+        except BaseException:
+            self.close()
+            raise
+
+    def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Outputs by name.
+
+        Raises:
+            EngineError, EngineCrash: as for opening.
+        """
+        header, outputs = self._answer("cannot run it", feeds)
+        self.seconds = float(header["seconds"])
+        return outputs
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout, self._log):
+            if stream is not None:
+                with suppress(OSError):  # what was not yet sent to a process that is gone
+                    stream.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _answer(
+        self, what: str, feeds: Mapping[str, np.ndarray] | None = None
+    ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        requests, answers = cast(BinaryIO, self._process.stdin), cast(BinaryIO, self._process.stdout)
+        with self._watched() as late:
+            try:
+                if feeds is not None:
+                    send(requests, {}, feeds)
+                header, arrays = receive(answers)
+            except (EOFError, OSError):
+                raise EngineCrash(f"{self._engine.title} {self._how_it_died(late)}") from None
+        if "error" in header:
+            raise EngineError(f"{self._engine.title} {what}: {header['error']}")
+        return header, arrays
+
+    @contextmanager
+    def _watched(self) -> Iterator[list[bool]]:
+        """Kill the process at the time limit; the list is then not empty."""
+        late: list[bool] = []
+
+        def kill() -> None:
+            late.append(True)
+            self._process.kill()
+
+        timer = threading.Timer(self._limit, kill)
+        timer.start()
+        try:
+            yield late
+        finally:
+            timer.cancel()
+
+    def _how_it_died(self, late: list[bool]) -> str:
+        if late:
+            return f"ran past the limit of {self._limit:g} s"
+        code = self._process.wait()
+        how = f"exited with {code}" if code >= 0 else f"died of {_signal(-code)}"
+        self._log.seek(0)
+        said = self._log.read().decode(errors="replace").strip().splitlines()
+        return f"{how}{': ' + said[-1][:300] if said else ''}"
+
+
+def _signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

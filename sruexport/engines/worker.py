@@ -1,0 +1,63 @@
+"""The engine's own process: opens one file in one engine, and runs it as often as it is asked.
+
+    python worker.py NAME JOB(JSON)
+
+It runs in the engine's environment, which need not have sruexport or PyTorch. Requests come on stdin, answers go to
+what stdout was; what the engine prints goes to stderr.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import types
+from pathlib import Path
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+
+
+def main() -> None:
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    requests = os.fdopen(os.dup(0), "rb")
+    # The package without its __init__, which imports PyTorch: only the engines are needed.
+    package = types.ModuleType("sruexport")
+    package.__path__ = [str(_PACKAGE)]
+    sys.modules["sruexport"] = package
+    sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != Path(__file__).resolve().parent]
+
+    from sruexport.engines import ENGINES
+    from sruexport.engines.base import Job
+    from sruexport.engines.wire import receive, send
+
+    name, job = sys.argv[1], Job.from_json(sys.argv[2])
+    started = time.perf_counter()
+    try:
+        session = ENGINES[name].open(job)
+    except Exception as error:
+        send(answers, {"error": _short(error)})
+        return
+    send(answers, {"seconds": time.perf_counter() - started})
+    while True:
+        try:
+            _, feeds = receive(requests)
+        except EOFError:
+            return
+        started = time.perf_counter()
+        try:
+            outputs = session.run(feeds)
+        except Exception as error:
+            send(answers, {"error": _short(error)})
+        else:
+            seconds = time.perf_counter() - started
+            names = (port.name for port in job.outputs)
+            send(answers, {"seconds": seconds}, dict(zip(names, outputs, strict=True)))
+
+
+def _short(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
+
+
+if __name__ == "__main__":
+    main()
