@@ -6,7 +6,6 @@ else is here: finding the nodes, putting the new ones in their place, cleaning u
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,6 +30,8 @@ from .sizes import raise_opset
 
 #: The metadata of a node that names the module it comes from, as the exporter writes it.
 _MODULE = "sruexport.module"
+#: What protobuf holds in one message.
+_MOST = 2**31 - 1
 #: Constants up to this size are computed at conversion: shapes, axes, the weights of a gate that are put together anew.
 _FOLDED = 2**30
 
@@ -110,6 +111,7 @@ class Form:
         allowance: by how much the parity rule's bound is widened, where the form costs accuracy.
         opset: the least it needs.
         static: whether T must be static.
+        features: of the graphs that it makes, as `sruexport/engines/features.py` names them, for a trained weight_c.
     """
 
     name: str
@@ -118,6 +120,7 @@ class Form:
     allowance: float = 1.0
     opset: int = 18
     static: bool = False
+    features: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -151,6 +154,7 @@ def convert(model: ir.Model, form: Form, settings: Settings | None = None) -> Co
     for layer, node in recurrences(copy):
         report.append(_replace(copy, layer, node, form, settings, bounds))
     finish(copy)
+    check_size(copy)
     copy = with_types(copy)
     copy.metadata_props.update(pack({"form": {"name": form.name, "allowance": form.allowance, "layers": report}}))
     check(copy)
@@ -159,14 +163,16 @@ def convert(model: ir.Model, form: Form, settings: Settings | None = None) -> Co
 
 def recurrences(model: ir.Model) -> list[tuple[str, ir.Node]]:
     """The recurrence nodes, each with a name of its own: the path of its module, where it has one."""
-    found: list[tuple[str, ir.Node]] = []
-    taken: Counter[str] = Counter()
-    for node in model.graph.all_nodes():
-        if node.domain == DOMAIN and node.op_type in RECURRENCES:
-            path = node.metadata_props.get(_MODULE) or node.op_type
-            taken[path] += 1
-            found.append((path if taken[path] == 1 else f"{path}_{taken[path]}", node))
-    return found
+    nodes = [node for node in model.graph.all_nodes() if node.domain == DOMAIN and node.op_type in RECURRENCES]
+    paths = [node.metadata_props.get(_MODULE) or node.op_type for node in nodes]
+    names: list[str] = []
+    for path in paths:
+        name, use = path, 1
+        while name in names or (use > 1 and name in paths):
+            use += 1
+            name = f"{path}_{use}"
+        names.append(name)
+    return list(zip(names, nodes))
 
 
 def _body(layer: str, inputs: Mapping[str, ir.Value]) -> Body:
@@ -284,6 +290,13 @@ def check(model: ir.Model) -> None:
         raise ConversionError(
             f"the converted graph does not pass onnx.checker: {str(error).splitlines()[0]}"
         ) from error
+
+
+def check_size(model: ir.Model) -> None:
+    """Raises ConversionError if a model's weights are more than one ONNX file holds."""
+    size = sum(value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value is not None)
+    if size > _MOST:
+        raise ConversionError(f"the converted weights take {size:,} bytes, and one ONNX file holds 2 GiB")
 
 
 def form_of(model: ir.Model) -> dict[str, Any]:

@@ -42,6 +42,7 @@ class Interval:
 
 
 _NOTHING_KNOWN = Interval(-math.inf, math.inf)
+_TRUTH = (0.0, 1.0)
 _Rule = Callable[["Bounds", ir.Node, Sequence[Interval]], "Interval | Sequence[Interval]"]
 
 
@@ -49,7 +50,7 @@ class Bounds:
     """The interval of every value in a model's graph.
 
     Args:
-        ranges: of graph inputs, by name. Inputs without one are taken to lie in `ASSUMED`; streamed states to be what
+        ranges: of graph inputs, by name. Numbers without one are taken to lie in `ASSUMED`; streamed states to be what
             the file itself gave before, beginning from zeros.
     """
 
@@ -60,7 +61,8 @@ class Bounds:
         states = {state["input"] for state in unpack(model.metadata_props).get("states", [])}
         for value in model.graph.inputs:
             name = value.name or ""
-            low, high = ranges.get(name, (0.0, 0.0) if name in states else ASSUMED)
+            assumed = (0.0, 0.0) if name in states else _TRUTH if value.dtype == ir.DataType.BOOL else ASSUMED
+            low, high = ranges.get(name, assumed)
             self._known[value] = Interval(low, high, frozenset({name} - states))
         for node in model.graph:
             self._run(node)
@@ -110,6 +112,8 @@ class Bounds:
             # An interval of NaN says nothing: infinity minus infinity in between.
             known = not (math.isnan(interval.low) or math.isnan(interval.high))
             self._known[value] = interval if known else _NOTHING_KNOWN
+            if value.dtype == ir.DataType.BOOL:
+                self._known[value] = Interval(*_TRUTH)
         if node.op_type in ("Cast", "Identity", "Transpose") and node.inputs[0] in self._normed:
             perm = list(node.attributes["perm"].as_ints()) if "perm" in node.attributes else [0]
             if perm[-1] == len(perm) - 1:
@@ -166,7 +170,8 @@ class Bounds:
 
     def _linear(self, node: ir.Node, given: Sequence[Interval]) -> Interval:
         a, b, h0, _ = node.inputs
-        assert a is not None and b is not None
+        assert a is not None
+        assert b is not None
         candidate = coupled(a, b)
         decay = self.of(a)
         if candidate is not None and decay.low >= 0 and decay.high <= 1:
@@ -215,6 +220,11 @@ def _same(bounds: Bounds, node: ir.Node, given: Sequence[Interval]) -> Interval:
     return given[0]
 
 
+def _cast(bounds: Bounds, node: ir.Node, given: Sequence[Interval]) -> Interval:
+    whole = ir.DataType(node.attributes["to"].as_int()).is_integer()
+    return given[0].hull(Interval(0.0, 0.0)) if whole else given[0]  # rounded towards 0
+
+
 def _any_of(skip: int) -> _Rule:
     def rule(bounds: Bounds, node: ir.Node, given: Sequence[Interval]) -> Interval:
         found = given[skip]
@@ -240,7 +250,7 @@ def _powered(bounds: Bounds, node: ir.Node, given: Sequence[Interval]) -> Interv
 
 
 def _gated(node: ir.Node, hidden: Interval) -> Sequence[Interval]:
-    """Of an LSTM or GRU: its hidden states; of its cell state nothing is known."""
+    """Of an LSTM, GRU or RNN: its hidden states; of its cell state nothing is known."""
     known = _NOTHING_KNOWN if "activations" in node.attributes else hidden
     return [known, known, _NOTHING_KNOWN]
 
@@ -262,12 +272,13 @@ def _exp(x: float) -> float:
 
 
 _SAME = (
-    "Cast", "Identity", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Expand", "Slice", "Split",
+    "Identity", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Expand", "Slice", "Split",
     "Gather", "GatherElements", "GatherND", "Tile", "ReduceMean", "ReduceMax", "ReduceMin", "ReverseSequence",
     "MaxPool", "GlobalAveragePool", "GlobalMaxPool",
 )  # fmt: skip
 _RULES: dict[tuple[str, str], _Rule] = {
     **{("", name): _same for name in _SAME},
+    ("", "Cast"): _cast,
     ("", "MatMul"): Bounds._product,
     ("", "Gemm"): Bounds._product,
     ("", "Conv"): Bounds._convolution,
@@ -290,6 +301,7 @@ _RULES: dict[tuple[str, str], _Rule] = {
     ("", "Sin"): _within(-1.0, 1.0),
     ("", "Cos"): _within(-1.0, 1.0),
     ("", "LSTM"): lambda bounds, node, given: _gated(node, Interval(-1.0, 1.0)),
+    ("", "RNN"): lambda bounds, node, given: _gated(node, Interval(-1.0, 1.0)),
     ("", "GRU"): lambda bounds, node, given: _gated(node, bounds.of(_nth(node, 5)).hull(Interval(-1.0, 1.0))),
     ("", "Where"): _any_of(1),
     ("", "Concat"): _any_of(0),

@@ -16,8 +16,10 @@ import numpy as np
 
 #: sigmoid(40) rounds to 1 in float64, float32 and float16; sigmoid(-40) is 4e-18.
 OPEN = 40.0
-#: At padding, more than any pre-activation of a gate can be, and finite in float16.
+#: What shuts a gate at padding: finite in float16, since engines may compute a float32 graph in that, and infinity times
+#: the 0 of a step that is no padding would be NaN. Where v * c can be larger, so is it.
 SHUT = 1e4
+_SHUT_FOR_ANY_STATE = 1e30
 #: ONNX's order of the gates in W, R and B, and PyTorch's.
 ONNX_ORDER: Sequence[str] = ("i", "o", "f", "c")
 TORCH_ORDER: Sequence[str] = ("i", "f", "c", "o")
@@ -86,11 +88,24 @@ def peepholes(gates: Gates, direction: int, directions: int, k: int) -> np.ndarr
     return np.concatenate([-v, np.zeros_like(v), v])
 
 
-def masked(gates: Gates) -> Gates:
-    """With one more channel of X: 1 at padding, where it opens f and closes i."""
+def largest_state(k: int, eps: float) -> float:
+    """The bound that `scale_exponent` gives this k for."""
+    return 2.0**k * math.sqrt(3 * eps / 4)
+
+
+def masked(gates: Gates, state: float, largest: float = math.inf) -> Gates:
+    """With one more channel of X: 1 at padding, where it opens f and closes i.
+
+    Args:
+        state: a bound on |c|; infinite where there is none.
+        largest: the largest number of the LSTM's dtype.
+    """
     channels = gates.v.size
+    reach = float(np.abs(gates.v).max(initial=0.0)) * state if gates.v.any() else 0.0
+    others = float(np.abs(gates.forget_bias).max(initial=0.0))
+    shut = max(SHUT, 2 * (reach + others)) if math.isfinite(reach) else _SHUT_FOR_ANY_STATE
     return Gates(
-        np.concatenate([gates.forget, np.full((1, channels), SHUT)]),
+        np.concatenate([gates.forget, np.full((1, channels), min(shut, largest / 2))]),
         np.concatenate([gates.candidate, np.zeros((1, channels))]),
         gates.forget_bias,
         gates.candidate_bias,

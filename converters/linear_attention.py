@@ -57,5 +57,9 @@ def lower(lowering: Lowering) -> Sequence[ir.Value]:
 
 
 LINEAR_ATTENTION = Form(
-    "linear-attention", "one LinearAttention op; linear recurrences with a > 0 only", lower, opset=27
+    "linear-attention",
+    "one LinearAttention op; linear recurrences with a > 0 only",
+    lower,
+    opset=27,
+    features=("LinearAttention",),
 )

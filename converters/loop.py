@@ -41,4 +41,4 @@ def lower(lowering: Lowering) -> Sequence[ir.Value]:
     return RECURRENCES[lowering.node.op_type].body(lowering.build, lowering.variant, lowering.inputs)
 
 
-LOOP = Form("loop", "Loop over time, only the state in the loop; T dynamic", lower)
+LOOP = Form("loop", "Loop over time, only the state in the loop; T dynamic", lower, features=("Loop",))

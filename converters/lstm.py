@@ -25,7 +25,7 @@ from sruexport.recurrences.body import Body
 from .base import Form, Lowering
 from .bounds import ASSUMED, Interval
 from .gates import Gates, masked, peepholes, relative_error, scale_exponent, weights
-from .patterns import Affine, affine, constant, coupled, logit
+from .patterns import Affine, affine, constant, coupled, logit, negative_logit
 from .products import product
 
 #: In log(a / (1 - a)), where a is 0 or 1.
@@ -111,8 +111,8 @@ def _sru(lowering: Lowering, style: Style) -> Sequence[ir.Value]:
     x = build.cast(inputs["x"], variant.dtype, wide)
     h = build.op("Add", [build.op("Mul", [build.op("Sub", [g, x]), gate]), x])
     if variant["masked"]:
-        kept = build.op("Cast", [build.keep(inputs["mask"], h, "forward")], to=wide.value)
-        h = build.op("Mul", [h, kept])
+        zero = build.op("Constant", [], value=ir.tensor(np.zeros((), wide.numpy())))
+        h = build.op("Where", [build.keep(inputs["mask"], h, "forward"), h, zero])
     return build.cast(h, wide, variant.dtype), last
 
 
@@ -126,13 +126,17 @@ def _linear(lowering: Lowering, style: Style) -> Sequence[ir.Value]:
         )
     size = _channels(lowering)
     candidate = coupled(a, b)
-    z = logit(a)
+    z, sign = logit(a), 1.0
+    if z is None:
+        z, sign = negative_logit(a), -1.0
     gates = _Pieces(np.zeros(size), np.zeros(size), np.zeros(size), tied=candidate is not None)
     forget = affine(z) if z is not None else None
     if forget is not None:
-        _add_affine(lowering, gates, forget, forget=True)
+        _add_affine(lowering, gates, forget.scaled(sign), forget=True)
+    elif z is not None:
+        gates.add(z, forget=sign * np.eye(size))
     else:
-        gates.add(z if z is not None else _logit(lowering, a), forget=np.eye(size))
+        gates.add(_logit(lowering, a), forget=np.eye(size))
     added = affine(candidate) if candidate is not None else None
     if added is not None:
         _add_affine(lowering, gates, added, forget=False)
@@ -153,7 +157,7 @@ def _lstm(
     """The LSTM itself: c [T, B, C] and the last c [B, C]."""
     build, wide = lowering.build, lowering.state_dtype
     dtype = wide if wide == ir.DataType.DOUBLE else lowering.settings.lstm_dtype
-    x, gates = _sequence(lowering, pieces, dtype)
+    x, gates = _sequence(lowering, pieces, state, dtype)
     k = _choose_scale(lowering, style, gates, state, dtype)
     backward = _BACKWARD[str(lowering.variant["direction"])]
     count = len(backward)
@@ -207,7 +211,7 @@ def _channels_last(build: Body, y: ir.Value, directions: int) -> ir.Value:
     return build.op("Reshape", [build.op("Transpose", [y], perm=[0, 2, 1, 3]), build.constant([0, 0, -1])])
 
 
-def _sequence(lowering: Lowering, pieces: _Pieces, dtype: ir.DataType) -> tuple[ir.Value, Gates]:
+def _sequence(lowering: Lowering, pieces: _Pieces, state: Interval, dtype: ir.DataType) -> tuple[ir.Value, Gates]:
     """X [T, B, n], and the gates' weights on it."""
     build, gates = lowering.build, pieces.joined()
     values = [_cast(build, value, dtype) for value, _, _ in pieces.pieces]
@@ -216,7 +220,7 @@ def _sequence(lowering: Lowering, pieces: _Pieces, dtype: ir.DataType) -> tuple[
         zero = build.op("Constant", [], value=ir.tensor(np.zeros((), dtype.numpy())))
         values = [build.op("Where", [kept, value, zero]) for value in values]
         values.append(build.op("Cast", [build.op("Not", [kept])], to=dtype.value))
-        gates = masked(gates)
+        gates = masked(gates, state.size, float(np.finfo(dtype.numpy()).max))
     return (build.op("Concat", values, axis=-1) if len(values) > 1 else values[0]), gates
 
 
@@ -228,7 +232,7 @@ def _weights(
     each = [weights(gates, d, count, k, recurrent=not style.peephole) for d in group]
     w, r, b = (np.stack(arrays) for arrays in zip(*each))
     found = {"W": w, "R": r, "B": np.concatenate([b, np.zeros_like(b)], axis=1)}
-    if style.peephole:
+    if style.peephole and gates.v.any():
         found["P"] = np.stack([peepholes(gates, d, count, k) for d in group])
     return [lowering.weight(f"lstm{suffix}.{name}", array, dtype) for name, array in found.items()]
 
@@ -356,16 +360,30 @@ def _shown(interval: Interval) -> str:
     return f"[{interval.low:.3g}, {interval.high:.3g}]"
 
 
-def _form(name: str, about: str, style: Style, allowance: float = 1.0) -> Form:
+def _form(name: str, about: str, style: Style, allowance: float, *features: str) -> Form:
     build: Callable[[Lowering], Sequence[ir.Value]] = lambda lowering: lower(lowering, style)  # noqa: E731
-    return Form(name, about, build, allowance)
+    return Form(name, about, build, allowance, features=("LSTM", *features))
 
 
-LSTM = _form("lstm", "LSTM without peepholes and with the default activations: any LSTM there is", Style(), 4.0)
-LSTM_FORWARD = _form("lstm-forward", "the same with forward LSTMs only, sequences flipped", Style(flipped=True), 4.0)
+LSTM = _form(
+    "lstm", "LSTM without peepholes, with the default activations: any LSTM there is", Style(), 4.0, "LSTM.scaled"
+)
+LSTM_FORWARD = _form(
+    "lstm-forward", "the same with forward LSTMs only, sequences flipped", Style(flipped=True), 4.0, "LSTM.scaled"
+)
 LSTM_PEEPHOLE = _form(
-    "lstm-peephole", "LSTM with peepholes and identity activations: exact", Style(peephole=True, identity=True)
+    "lstm-peephole",
+    "LSTM with peepholes and identity activations: exact",
+    Style(peephole=True, identity=True),
+    1.0,
+    "LSTM.peepholes",
+    "LSTM.activations",
 )
 LSTM_PEEPHOLE_TANH = _form(
-    "lstm-peephole-tanh", "LSTM with peepholes and the default activations", Style(peephole=True)
+    "lstm-peephole-tanh",
+    "LSTM with peepholes and the default activations",
+    Style(peephole=True),
+    4.0,
+    "LSTM.peepholes",
+    "LSTM.scaled",
 )

@@ -51,6 +51,9 @@ class Affine:
     def columns(self, start: int, stop: int) -> Affine:
         return Affine(self.base, self.weight[:, start:stop], self.bias[start:stop], self.swapped)
 
+    def scaled(self, by: float | np.ndarray) -> Affine:
+        return Affine(self.base, self.weight * by, self.bias * by, self.swapped)
+
 
 def affine(value: ir.Value) -> Affine | None:
     """Read a sequence [T, B, N] as a product with constant weights behind nothing but moves and sums; None if it is
@@ -102,7 +105,7 @@ def _applied(found: Affine, steps: list[tuple[str, tuple]]) -> Affine:
         if kind == "columns":
             found = found.columns(*arguments)
         elif kind == "scale":
-            found = Affine(found.base, found.weight * arguments[0], found.bias * arguments[0], found.swapped)
+            found = found.scaled(*arguments)
         else:
             found = Affine(found.base, found.weight, found.bias + arguments[0], found.swapped)
     return found
@@ -144,6 +147,15 @@ def logit(value: ir.Value) -> ir.Value | None:
     """z, where a value is ``sigmoid(z)``."""
     node = _through(value).producer()
     return node.inputs[0] if node is not None and node.op_type == "Sigmoid" and not node.domain else None
+
+
+def negative_logit(value: ir.Value) -> ir.Value | None:
+    """z, where a value is ``1 - sigmoid(z)``."""
+    node = _through(value).producer()
+    if node is None or node.op_type != "Sub" or node.domain or node.inputs[1] is None:
+        return None
+    whole = constant(node.inputs[0])
+    return logit(node.inputs[1]) if whole is not None and np.all(whole == 1) else None
 
 
 def coupled(decay: ir.Value, added: ir.Value) -> ir.Value | None:

@@ -23,4 +23,4 @@ def lower(lowering: Lowering) -> Sequence[ir.Value]:
     return RECURRENCES[lowering.node.op_type].body(lowering.build, lowering.variant, lowering.inputs)
 
 
-SCAN = Form("scan", "Scan over time, only the state in the loop; T dynamic", lower)
+SCAN = Form("scan", "Scan over time, only the state in the loop; T dynamic", lower, features=("Scan",))

@@ -7,7 +7,7 @@ one of `gates.py`. Each module has the forward of the layer that it replaces, an
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from sruexport.layers.qrnn import QRNNLayer
 from sruexport.layers.sru import SRUCell, int32_mask, planar
 from sruexport.recurrences import state_type
 
-from .gates import TORCH_ORDER, Gates, masked, weights
+from .gates import TORCH_ORDER, Gates, largest_state, masked, weights
 
 NAME = "torch-lstm"
 #: In log(a / (1 - a)), where a is 0 or 1.
@@ -40,7 +40,8 @@ class EmbeddedLSTM(nn.Module):
         self, gates: Gates, directions: int, k: int, backward: bool = False, dtype: torch.dtype = torch.float32
     ):
         super().__init__()
-        gates = masked(gates)
+        info = torch.finfo(dtype)
+        gates = masked(gates, largest_state(k, info.eps), info.max)
         self.hidden, self.directions, self.k, self.backward = gates.v.size // directions, directions, k, backward
         self.dtype = dtype
         self.lstm = nn.LSTM(len(gates.forget), self.hidden, bidirectional=directions == 2, dtype=dtype)
@@ -79,14 +80,14 @@ class EmbeddedLSTM(nn.Module):
 
     def _before(self, c: Tensor, c0: Tensor) -> Tensor:
         steps, first = c.shape[0], c0.unsqueeze(0)
+        if steps == 1:
+            return first  # from below Core ML's converter would make integers of it
         if self.directions == 1 and not self.backward:
             return torch.cat([first, c]).narrow(0, 0, steps)
         if self.directions == 1:
             return torch.cat([c, first]).narrow(0, 1, steps)
         ahead, back = c.chunk(2, dim=-1)
-        # By narrow: Core ML's converter takes a slice to -1 for all of a sequence of one step, and a chunk of zeros for
-        # integers.
-        first_ahead, first_back = first.narrow(-1, 0, self.hidden), first.narrow(-1, self.hidden, self.hidden)
+        first_ahead, first_back = first.chunk(2, dim=-1)
         before = torch.cat([first_ahead, ahead]).narrow(0, 0, steps)
         return torch.cat([before, torch.cat([back, first_back]).narrow(0, 1, steps)], dim=-1)
 
@@ -178,44 +179,52 @@ def torch_lstm(model: nn.Module, scales: Mapping[str, int]) -> nn.Module:
         ConversionError: a layer has no such form.
     """
     copied = copy.deepcopy(model)
-    for path, module in list(copied.named_modules()):
-        made = _replacement(module, path, scales)
-        if made is None:
+    # A layer may be in a model more than once, under several names.
+    places: dict[nn.Module, list[str]] = {}
+    for path, module in copied.named_modules(remove_duplicate=False):
+        places.setdefault(module, []).append(path)
+    for module, paths in places.items():
+        made = _replacement(module, paths, scales)
+        if made is None or made is module:
             continue
-        if not path:
-            copied = made
-        elif made is not module:
+        for path in paths:
+            if not path:
+                return made.eval()
             parent, _, name = path.rpartition(".")
             copied.get_submodule(parent)._modules[name] = made
     return copied.eval()
 
 
-def _replacement(module: nn.Module, path: str, scales: Mapping[str, int]) -> nn.Module | None:
+def _replacement(module: nn.Module, paths: Sequence[str], scales: Mapping[str, int]) -> nn.Module | None:
     if isinstance(module, LstmSRUCell):
         return None
     if isinstance(module, SRUCell):
         if type(module).forward is not SRUCell.forward or module.custom_m is not None:
             raise ConversionError(
-                f"{path or 'the layer'}: {type(module).__name__} computes its gates in a way of its own, and has no "
-                f"form {NAME}: export it, and convert the file (--to lstm)"
+                f"{paths[0] or 'the layer'}: {type(module).__name__} computes its gates in a way of its own, and has "
+                f"no form {NAME}: export it, and convert the file (--to lstm)"
             )
-        return LstmSRUCell(module, _scale(path, scales))
+        return LstmSRUCell(module, _scale(paths, scales))
     if isinstance(module, MinRNN):
-        module.recurrence = LinearLSTM(module.inner, _scale(path, scales), False, _dtype(module))
+        module.recurrence = LinearLSTM(module.inner, _scale(paths, scales), False, _dtype(module))
         return module
     if isinstance(module, QRNNLayer):
-        module.recurrence = LinearLSTM(module.hidden_size, _scale(path, scales), module.backward, _dtype(module))
+        module.recurrence = LinearLSTM(module.hidden_size, _scale(paths, scales), module.backward, _dtype(module))
         return module
     return None
 
 
-def _scale(path: str, scales: Mapping[str, int]) -> int:
-    outer = path
-    while outer not in scales:
-        if not outer:
-            raise ConversionError(f"{path}: the exported file has no recurrence of it: does forward run it?")
-        outer = outer.rpartition(".")[0]
-    return scales[outer]
+def _scale(paths: Sequence[str], scales: Mapping[str, int]) -> int:
+    """The largest k of a layer's places."""
+    known = []
+    for path in paths:
+        outer = path
+        while outer and outer not in scales:
+            outer = outer.rpartition(".")[0]
+        known += [scales[outer]] if outer in scales else []
+    if not known:
+        raise ConversionError(f"{paths[0]}: the exported file has no recurrence of it: does forward run it?")
+    return max(known)
 
 
 def _dtype(module: nn.Module) -> torch.dtype:

@@ -10,6 +10,7 @@ import json
 import shlex
 import sys
 import tempfile
+import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -53,6 +54,16 @@ Inputs = Annotated[
     ),
 ]
 
+
+def _seconds(value: float) -> float:
+    if not 0 < value <= threading.TIMEOUT_MAX:
+        raise OptionError(f"--limit {value:g}: give a number of seconds above 0")
+    return value
+
+
+Limit = Annotated[
+    float, typer.Option(help="Seconds for an engine to load a file, and for each run.", callback=_seconds)
+]
 
 #: As in `sruexport.converters.FORMS`, which is not imported for a help text: it takes PyTorch with it.
 _FORMS = (
@@ -186,7 +197,7 @@ def validate_command(
     form: Annotated[
         str | None, typer.Option(help=f"What to write recurrences as for it: one of {_FORMS}. [what the engine runs]")
     ] = None,
-    limit: Annotated[float, typer.Option(help="Seconds for an engine to load a file, and for each run.")] = 300.0,
+    limit: Limit = 300.0,
     as_json: Json = False,
 ) -> None:
     """Hold a file against PyTorch in float64.
@@ -252,7 +263,7 @@ def convert_command(
     lstm_dtype: Annotated[
         str, typer.Option(help="float16: the LSTM itself computes in float16, for engines that can.")
     ] = "float32",
-    limit: Annotated[float, typer.Option(help="Seconds for an engine to load a file, and for each run.")] = 300.0,
+    limit: Limit = 300.0,
     model: Model = None,
     weights: Weights = None,
     prefix: Prefix = None,
@@ -279,8 +290,8 @@ def convert_command(
             made = with_inputs(choose(source, model, weights, prefix, option or []), inputs or [], False)
             module = convert_to_torch(
                 made.model,
+                made.args,
                 output,
-                args=made.args,
                 dynamic=made.dynamic,
                 ranges=parse_ranges(range_ or []),
                 origin=made.origin,
@@ -302,7 +313,7 @@ def convert_command(
         from sruexport.display import show_conversion
         from sruexport.sources import keep_apart, parse_ranges, parse_sizes
 
-        keep_apart(output, source)
+        keep_apart(output, source, data)
         done = convert_file(
             source,
             output,
@@ -328,6 +339,7 @@ app.add_typer(engines_app, name="engines")
 @engines_app.callback()
 def engines_command(context: typer.Context, as_json: Json = False) -> None:
     """List the engines: installed or not, the forms that each runs, and what it gets wrong without a word."""
+    context.obj = as_json
     if context.invoked_subcommand is not None:
         return
     from sruexport.display import show_engines
@@ -341,11 +353,12 @@ def engines_command(context: typer.Context, as_json: Json = False) -> None:
 
 @engines_app.command("install")
 def engines_install_command(
+    context: typer.Context,
     names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Engines, or 'all'.")],
     as_json: Json = False,
 ) -> None:
     """Put engines into environments of their own, under the user's cache folder (or SRUEXPORT_ENGINES)."""
-    talk = _Talk(as_json)
+    talk = _Talk(as_json or bool(context.obj))
     from sruexport.engines import listing
 
     installed = {}
@@ -366,7 +379,7 @@ def matrix_command(
     engine: Annotated[list[str] | None, typer.Option(help="Only this engine. Repeatable. [default: all]")] = None,
     form: Annotated[list[str] | None, typer.Option(help="Only this form. Repeatable. [default: all]")] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the table as Markdown.")] = None,
-    limit: Annotated[float, typer.Option(help="Seconds for an engine to load a file, and for each run.")] = 120.0,
+    limit: Limit = 120.0,
     as_json: Json = False,
 ) -> None:
     """Try every form on every installed engine.
@@ -378,9 +391,11 @@ def matrix_command(
         from sruexport import matrix
         from sruexport.display import show_matrix
         from sruexport.exporter.write import check_output, write_whole
+        from sruexport.sources import keep_apart
 
         if output is not None:
             check_output(output)
+            keep_apart(output, *map(Path, sources or []))
         done = matrix.run(sources or [], option or [], engine or [], form or [], limit=limit, progress=progress)
         if output is not None:
             write_whole(output, done.to_markdown().encode())

@@ -3,6 +3,7 @@ called done."""
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,21 +15,29 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from sruexport.converters import FORMS, Converted, Settings, convert, fix_sizes, is_converted
+from sruexport.checkpoint import open_checkpoint
+from sruexport.converters import FORMS, Converted, Settings, convert, fix_sizes, form_of, is_converted
 from sruexport.engines import AS_EXPORTED, ENGINES, Engine
-from sruexport.engines import onnxruntime as ort
 from sruexport.engines.environments import version
 from sruexport.engines.process import TIME_LIMIT
-from sruexport.engines.running import Choice, EngineSession, choices, objections, read_model
-from sruexport.errors import ConversionError, OptionError, closest
+from sruexport.engines.running import Choice, EngineSession, choices, no_form, objections, read_model
+from sruexport.errors import (
+    CheckpointError,
+    ConversionError,
+    EngineError,
+    ModelFileError,
+    OptionError,
+    closest,
+)
 from sruexport.exporter.write import check_output, write_whole
 from sruexport.metadata import pack, unpack
-from sruexport.parity.files import compare_files, measured
+from sruexport.parity.files import compare_files, in_memory, measured
 from sruexport.parity.report import Report
 from sruexport.parity.validate import read_data
 from sruexport.runtime import LoadedModel
 
 _LSTM_DTYPES = {"float32": ir.DataType.FLOAT, "float16": ir.DataType.FLOAT16}
+_16_BITS = ("float16", "bfloat16")
 #: Ranges of inputs that are taken from data are widened by it, and so are states that are measured.
 _MARGIN = {"range": 2.0, "state": 4.0}
 
@@ -112,14 +121,19 @@ def convert_file(
     if (form is None) == (engine is None):
         raise OptionError("give either a form (--to FORM) or an engine (--engine NAME)")
     chosen = _named(engine or "onnxruntime", ENGINES, "engine")
-    arrays = _data(original, data)
+    if chosen.takes == "program":
+        raise ConversionError(
+            f"{chosen.title} takes no ONNX file, but a PyTorch program: sruexport convert CHECKPOINT --to torch-lstm "
+            "-o OUT.pt2"
+        )
+    arrays = _data(original, data, Path(source))
     settings = _settings(original, ranges or {}, arrays, lstm_dtype)
     progress("converting")
     if form is not None:
         candidates = iter([Choice(convert(original, _named(form, FORMS, "form"), settings), {})])
     else:
         candidates = choices(chosen, original, settings)
-    return _first_right(original, target, chosen, candidates, arrays, form is None, limit, progress)
+    return _first_right(original, target, chosen, candidates, arrays, settings.ranges, form is None, limit, progress)
 
 
 def _first_right(
@@ -128,20 +142,34 @@ def _first_right(
     engine: Engine,
     candidates: Iterator[Choice],
     arrays: Mapping[str, np.ndarray] | None,
+    ranges: Mapping[str, tuple[float, float]],
     several: bool,
     limit: float,
     progress: Callable[[str], None],
 ) -> Conversion:
-    """The first of the candidates that has the original's numbers, written; or the last one, not written."""
+    """The first of the candidates that has the original's numbers, written; or the last one, not written.
+
+    Raises:
+        EngineError: the engine takes none of them.
+    """
     wrong: dict[str, str] = {}
     done: Conversion | None = None
     for choice in candidates:
         converted = choice.converted
-        report, reason = _verify(original, converted, engine, target, arrays, limit, progress)
+        wrong = {**choice.passed_over, **wrong}
+        # Inputs that are made up to try the file, here and later, lie in the ranges that it was made for.
+        about = unpack(converted.model.metadata_props)["form"] | {"ranges": dict(ranges)}
+        converted.model.metadata_props.update(pack({"form": about}))
+        try:
+            report, reason = _verify(original, converted, engine, target, arrays, limit, progress)
+        except EngineError as error:
+            if not several:
+                raise
+            wrong[converted.form] = str(error)
+            continue
         note = {"engine": engine.name, "version": version(engine), "verified": bool(report and report.passed)}
         note |= {"not_verified": reason} if reason else {}
-        form = unpack(converted.model.metadata_props)["form"]
-        converted.model.metadata_props.update(pack({"form": form | {"held_against_original": note}}))
+        converted.model.metadata_props.update(pack({"form": about | {"held_against_original": note}}))
         content = ir.serde.serialize_model(converted.model).SerializeToString()
         done = Conversion(
             target,
@@ -150,7 +178,7 @@ def _first_right(
             converted.form,
             converted.report,
             engine.name,
-            {**choice.passed_over, **wrong},
+            dict(wrong),
             report,
             reason,
         )
@@ -161,7 +189,8 @@ def _first_right(
         wrong[converted.form] = _why_not(done)
         if not several:
             break
-    assert done is not None
+    if done is None:
+        raise EngineError(f"{engine.title} runs no form of this model{no_form(original, wrong)}")
     return done
 
 
@@ -186,8 +215,6 @@ def _verify(
     """How the result compares, or why it is not known."""
     if version(engine) is None:
         return None, f"{engine.title} is not installed here"
-    if engine.only_builds:
-        return None, engine.only_builds
     reasons = objections(engine, converted.model)
     if reasons:
         return None, f"{engine.title} does not run it: {reasons[0]}"
@@ -196,23 +223,47 @@ def _verify(
         path = Path(folder) / "converted.onnx"
         ir.save(converted.model, path)
         with closing(EngineSession(engine, path, AS_EXPORTED, fix=False, limit=limit)) as session:
-            report = compare_files(
-                original,
-                session,
-                arrays,
-                path=target,
-                progress=lambda case: progress(f"running it on {engine.title}: {case}"),
-            )
+            try:
+                report = compare_files(
+                    original,
+                    session,
+                    arrays,
+                    path=target,
+                    progress=lambda case: progress(f"running it on {engine.title}: {case}"),
+                )
+            except EngineError as error:
+                if not engine.only_builds or engine.only_builds not in str(error):
+                    raise
+                return None, f"{engine.title} takes it, but {engine.only_builds}"
     return report, ""
 
 
 def _original(source: Path, sizes: Mapping[str, int]) -> ir.Model:
-    model = read_model(source)
+    try:
+        model = read_model(source)
+    except ModelFileError:
+        if not _is_checkpoint(source):
+            raise
+        raise ModelFileError(
+            f"{source}: is a checkpoint and no ONNX file: export it, and convert what that writes "
+            f"(sruexport export {source} -o M.onnx)"
+        ) from None
     if not unpack(model.metadata_props, source):
         raise ConversionError(f"{source}: was not written by sruexport")
     if is_converted(model):
-        raise ConversionError(f"{source}: has no recurrence as a custom op: it is converted already")
+        form = form_of(model).get("name")
+        raise ConversionError(
+            f"{source}: has no recurrence as a custom op: it is converted already{f' (form {form})' if form else ''}"
+        )
     return fix_sizes(model, sizes) if sizes else model
+
+
+def _is_checkpoint(path: Path) -> bool:
+    try:
+        open_checkpoint(path)
+    except CheckpointError:
+        return False
+    return True
 
 
 def _named(name: str, table: Mapping[str, Any], kind: str) -> Any:
@@ -221,41 +272,47 @@ def _named(name: str, table: Mapping[str, Any], kind: str) -> Any:
     return table[name]
 
 
-def _data(original: ir.Model, data: Any) -> Mapping[str, np.ndarray] | None:
+def _data(original: ir.Model, data: Any, source: Path) -> dict[str, np.ndarray] | None:
+    """The caller's own inputs, fitted to the file's."""
     if data is None:
         return None
-    with tempfile.TemporaryDirectory(prefix="sruexport-") as folder:
-        path = Path(folder) / "original.onnx"
-        ir.save(original, path)
-        return read_data(data, LoadedModel(path))
+    file = LoadedModel(source, in_memory(original))
+    arrays = read_data(data, file)
+    file.run(**arrays)  # what it does not run on, such as sequences without a step, is known now
+    return arrays
+
+
+def check_ranges(ranges: Mapping[str, tuple[float, float]], names: Sequence[str]) -> None:
+    """See that every range is of an input, and has two ends.
+
+    Raises:
+        OptionError: one is not.
+    """
+    for name, (low, high) in ranges.items():
+        if name not in names:
+            raise OptionError(
+                f"range of '{name}': no such input{closest(name, names)} (the inputs are {', '.join(names)})"
+            )
+        if not -math.inf < low < high < math.inf:
+            raise OptionError(f"range of '{name}': {low:g}..{high:g}: give two numbers, the lower one first")
 
 
 def _settings(
     original: ir.Model, ranges: Mapping[str, tuple[float, float]], arrays: Mapping[str, np.ndarray] | None, dtype: str
 ) -> Settings:
-    names = {value.name for value in original.graph.inputs}
-    for name, (low, high) in ranges.items():
-        if name not in names:
-            raise OptionError(f"range of '{name}': no such input{closest(name, sorted(filter(None, names)))}")
-        if not low < high:
-            raise OptionError(f"range of '{name}': {low:g}..{high:g} is empty")
+    check_ranges(ranges, [value.name or "" for value in original.graph.inputs])
     if dtype not in _LSTM_DTYPES:
         raise OptionError(f"lstm_dtype '{dtype}' is not one of {', '.join(_LSTM_DTYPES)}")
+    own = unpack(original.metadata_props).get("dtype")
+    if dtype == "float16" and own not in _16_BITS:
+        raise OptionError(f"lstm_dtype float16 is for files of 16 bits, and this one is {own}: export it in float16")
     known = dict(ranges)
     states: dict[str, float] = {}
     if arrays is not None:
         for name, array in arrays.items():
-            if name not in known and array.dtype.kind == "f" and array.size:
-                size = _MARGIN["range"] * float(np.abs(array).max())
+            finite = array[np.isfinite(array)] if array.dtype.kind == "f" else array[:0]
+            if name not in known and finite.any():
+                size = _MARGIN["range"] * float(np.abs(finite).max())
                 known[name] = (-size, size)
-        feeds = _bound(original, arrays)
-        states = {layer: _MARGIN["state"] * size for layer, size in measured(original, feeds).items()}
+        states = {layer: _MARGIN["state"] * size for layer, size in measured(original, arrays).items()}
     return Settings(known, states, _LSTM_DTYPES[dtype])
-
-
-def _bound(original: ir.Model, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The arrays with the states that are left out."""
-    with tempfile.TemporaryDirectory(prefix="sruexport-") as folder:
-        path = Path(folder) / "original.onnx"
-        ir.save(original, path)
-        return LoadedModel(path, ort.load(path)).bind(**arrays)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -14,6 +14,7 @@ from sruexport.converters import FORMS
 from sruexport.matrix import Matrix
 from sruexport.parity import Errors, Report
 from sruexport.parity.measure import floor
+from sruexport.parity.programs import TORCH_LSTM
 from sruexport.torch_conversion import TorchConversion
 
 _EXPLAINED = (
@@ -33,6 +34,8 @@ def show_report(console: Console, report: Report) -> None:
     if report.outputs:
         _show_errors(console, "output", report.outputs, report)
     _show_failures(console, report)
+    if report.form == TORCH_LSTM and report.path.suffix == ".onnx":
+        console.print(f"a {TORCH_LSTM} program is made of the model: no number of the ONNX file is in it", style="dim")
     console.print(Text("parity: ") + _verdict(report.passed))
 
 
@@ -61,8 +64,13 @@ def _show_errors(console: Console, heading: str, rows: Mapping[str, Errors], of:
         table.add_row(Text(name), *_figures(errors), _verdict(errors.passed))
     console.print(table, crop=False)
     times = f"{of.allowance:g} x " if of.allowance != 1 else ""
-    explained = _EXPLAINED.format(dtype=of.dtype, floor=floor(of.dtype), times=times, what=of.baseline)
+    explained = _EXPLAINED.format(dtype=of.dtype, floor=floor(of.dtype), times=times, what=_whose(of))
     console.print(explained, style="dim")
+
+
+def _whose(report: Report) -> str:
+    """Whose own numbers an engine's are held against, in a sentence."""
+    return report.baseline if report.baseline == "PyTorch" else f"the {report.baseline}"
 
 
 def _show_failures(console: Console, report: Report) -> None:
@@ -75,7 +83,8 @@ def _show_failures(console: Console, report: Report) -> None:
         if errors.reason:
             console.print(Text(f"{name}: {errors.reason}", style="red"))
         if errors.not_finite:
-            console.print(Text(f"{name}: PyTorch itself gives {errors.not_finite} NaN or infinities", style="yellow"))
+            said = f"{name}: {_whose(report)} itself gives {errors.not_finite} NaN or infinities"
+            console.print(Text(said, style="yellow"))
     failed = [case.name for case in ran if not case.passed]
     if failed:
         shown = ", ".join(failed[:6]) + (", ..." if len(failed) > 6 else "")
@@ -83,7 +92,8 @@ def _show_failures(console: Console, report: Report) -> None:
         where = "no single layer departs by the rule when the sequence is run whole"
         if report.first_departure is not None:
             where = f"the first layer that departs: {report.first_departure or 'the model itself'}"
-        console.print(Text(where, style="red"))
+        if report.baseline == "PyTorch" and report.form != TORCH_LSTM:  # else no layer was looked for
+            console.print(Text(where, style="red"))
     if not ran:
         console.print(
             "PyTorch refuses every case that fits the file: is it of this model? If so, give inputs with --data",
@@ -104,8 +114,8 @@ def show_conversion(console: Console, done: Conversion) -> None:
         console.print(Text(f"not verified: {done.not_verified}", style="yellow"))
     else:
         show_report(console, done.report)
-    if not done.passed:
-        console.print(Text(f"{done.path} was not written: its numbers are not the original's", style="bold red"))
+    if done.report is not None and not done.passed:
+        console.print(Text(f"{done.path} was not written: {done.report.engine} fails it", style="bold red"))
 
 
 def show_torch_conversion(console: Console, done: TorchConversion) -> None:
@@ -115,7 +125,7 @@ def show_torch_conversion(console: Console, done: TorchConversion) -> None:
     _show_scales(console, done.layers)
     show_report(console, done.report)
     if not done.passed:
-        console.print(Text(f"{done.path} was not written: its numbers are not the original's", style="bold red"))
+        console.print(Text(f"{done.path} was not written: its numbers are not the model's", style="bold red"))
 
 
 def _show_scales(console: Console, layers: Sequence[Mapping[str, Any]]) -> None:
@@ -140,7 +150,10 @@ def show_engines(console: Console, engines: Sequence[Mapping[str, Any]]) -> None
         forms = ", ".join(engine["forms"]) or "none"
         forms += " (static sizes)" if engine["static"] else ""
         forms += f". {engine['only_builds']}" if engine["only_builds"] else ""
-        table.add_row(Text(engine["name"]), found, Text(forms))
+        wrong = ", ".join(engine["wrong_forms"])
+        table.add_row(
+            Text(engine["name"]), found, Text(forms) + Text(f"\nWRONG: {wrong}" if wrong else "", style="red")
+        )
     console.print(table, crop=False)
     for engine in engines:
         for feature, reason in engine["wrong"].items():
@@ -207,6 +220,7 @@ def show_findings(console: Console, found: Mapping[str, Any]) -> None:
     if metadata:
         source = metadata.get("source", {})
         row("dtype", metadata.get("dtype", ""))
+        _form_rows(row, metadata.get("form", {}))
         row("made from", ", ".join(str(source[key]) for key in ("file", "model", "class") if key in source))
         row("made by", ", ".join(f"{name} {version}" for name, version in metadata.get("versions", {}).items()))
     elif found["kind"] == "onnx":
@@ -214,6 +228,18 @@ def show_findings(console: Console, found: Mapping[str, Any]) -> None:
     for name in found.get("not_finite", []):
         row("warning", f"tensor {name} has NaN or infinite values", "yellow")
     console.print(table)
+
+
+def _form_rows(row: Callable[..., None], form: Mapping[str, Any]) -> None:
+    """Of a converted file: its form, and whether it was run."""
+    if not form:
+        return
+    row("form", form["name"])
+    held = form.get("held_against_original", {})
+    if held.get("verified"):
+        row("verified", f"on {held['engine']} {held['version']}")
+    else:
+        row("verified", f"not verified: {held.get('not_verified', 'it was not run')}", "yellow")
 
 
 def show_predictions(console: Console, predictions: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:

@@ -190,6 +190,8 @@ def _try(name: str, source: Source, path: Path, engine: Engine, form: str, limit
         if engine.only_builds and engine.only_builds in str(error):
             return cell("builds", reason=engine.only_builds)
         return cell("refused", reason=str(error))
+    if not report.outputs:
+        return Cell(name, form, engine.name, "none", reason=report.cases[0].skipped)
     worst = max(report.outputs.values(), key=lambda errors: errors.ratio)
     if not report.passed:
         return cell(

@@ -75,9 +75,10 @@ def keep_apart(output: Path, *inputs: Path | None) -> None:
     Raises:
         OutputError: it would.
     """
+    kinds = {".onnx": "the file to convert", ".npz": "the data"}
     for path in inputs:
         if path is not None and path.exists() and output.exists() and path.samefile(output):
-            raise OutputError(f"{output}: is the checkpoint itself; give another name")
+            raise OutputError(f"{output}: is {kinds.get(path.suffix, 'the checkpoint')} itself; give another name")
 
 
 def another_checkpoint(source: Source, made_from: Mapping[str, Any]) -> str:
@@ -271,8 +272,10 @@ def parse_sizes(texts: Sequence[str]) -> dict[str, int]:
     sizes = {}
     for text in texts:
         name, _, number = text.partition("=")
-        if not name or not number.isdigit():
+        if not name or not (number.isascii() and number.isdigit()):
             raise OptionError(f"--size {text}: write NAME=NUMBER, such as T=50")
+        if name in sizes:
+            raise OptionError(f"--size {text}: '{name}' is given twice")
         sizes[name] = int(number)
     return sizes
 
@@ -287,6 +290,8 @@ def parse_ranges(texts: Sequence[str]) -> dict[str, tuple[float, float]]:
     for text in texts:
         name, _, ends = text.partition("=")
         low, _, high = ends.partition("..")
+        if name in ranges:
+            raise OptionError(f"--range {text}: '{name}' is given twice")
         try:
             ranges[name] = float(low), float(high)
         except ValueError:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from sruexport.conversion import check_ranges
 from sruexport.converters import Settings
 from sruexport.engines.running import read_model
 from sruexport.errors import OptionError
@@ -60,9 +61,9 @@ class TorchConversion:
 
 def convert_to_torch(
     model: nn.Module,
+    args: Any = None,
     output: str | os.PathLike[str] | None = None,
     *,
-    args: Any = None,
     dynamic: Mapping[str, Mapping[int, str]] | None = None,
     ranges: Mapping[str, tuple[float, float]] | None = None,
     origin: Mapping[str, Any] | None = None,
@@ -72,9 +73,9 @@ def convert_to_torch(
 
     Args:
         model: any nn.Module with known layers; left as it was.
+        args, dynamic: as for `export`.
         output: ``.pt`` for the state_dict with what it was made from beside it, or ``.pt2`` for the program, which
             torch.export.load reads without sruexport; it has the sizes of `args`. Left out, nothing is written.
-        args, dynamic: as for `export`.
         ranges: of float inputs, by name: the interval that their values lie in.
         origin: what to note of where the model came from.
 
@@ -91,16 +92,21 @@ def convert_to_torch(
     with tempfile.TemporaryDirectory(prefix="sruexport-") as folder:
         path = Path(folder) / "model.onnx"
         export(model, args, path, dynamic=dynamic, source=origin, progress=progress)
-        module, layers = to_torch_lstm(model, read_model(path), Settings(ranges or {}))
+        exported = read_model(path)
+        check_ranges(ranges or {}, [value.name or "" for value in exported.graph.inputs])
+        module, layers = to_torch_lstm(model, exported, Settings(ranges or {}))
         progress("holding it against the model")
-        report = validate(model, path, example=args, engine="pytorch", form=TORCH_LSTM, progress=progress)
+        report = validate(
+            model, path, example=args, engine="pytorch", form=TORCH_LSTM, ranges=ranges, progress=progress
+        )
         report = dataclasses.replace(report, path=target or Path("the model"))
         content, about = b"", ""
         if target is not None and report.passed:
             if target.suffix == _PROGRAM:
                 place = Path(folder) / "program.pt2"
-                write_program(module, model, path, args, place)
-                content, about = place.read_bytes(), "a program for torch.export.load, with the example's sizes"
+                shapes = write_program(module, model, path, args, place)
+                sizes = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
+                content, about = place.read_bytes(), f"a program for torch.export.load, for {sizes}"
             else:
                 content, about = _state_dict(module, layers, origin or {}), "the state_dict of the LSTM module"
             write_whole(target, content)

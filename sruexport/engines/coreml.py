@@ -14,6 +14,9 @@ from .base import Engine, Job, Opened
 #: What its inputs can be; wider integers are narrowed, truth values go in as numbers.
 _TYPES = {"float32": np.float32, "int32": np.int32, "int64": np.int32, "bool": np.bool_}
 
+#: What a slice of a program leaves out: its dim, start, end and step.
+_WHOLE: tuple[Any, ...] = (0, None, None, 1)
+
 
 class CoreMl(Engine):
     name = "coreml"
@@ -25,7 +28,7 @@ class CoreMl(Engine):
     static = True
     only_builds = "" if sys.platform == "darwin" else "it runs on macOS only"
     notes = (
-        "elsewhere than on macOS the model is converted, and each LSTM is found again as an `lstm` op, but nothing is run",
+        "elsewhere than on macOS the model is converted, and every LSTM has to stay an lstm op, but nothing is run",
         "running it on macOS is written, and was not tried",
     )
 
@@ -82,14 +85,14 @@ def _samples(exported: Any) -> tuple[Any, ...]:
 
 
 def _plain_slices(graph: Any) -> None:
-    """Let slices end at a size, and leave out what is empty: coremltools takes an end of -1 for all of a single step."""
+    """Let slices end at a size: coremltools takes -1 for all of a single step. And leave out what is empty."""
     import torch
 
     aten = torch.ops.aten
     for node in graph.nodes:
         if node.target is aten.slice.Tensor:
-            source, dim, start, end, step = (*node.args, *(0, None, None, 1)[len(node.args) - 1 :])
-            start, end, step = slice(start, end, step).indices(source.meta["val"].shape[dim])
+            source, dim, *bounds = (*tuple(node.args), *_WHOLE[len(node.args) - 1 :])
+            start, end, step = slice(*bounds).indices(source.meta["val"].shape[dim])
             node.args, node.kwargs = (source, dim, start, end, step), {}
         elif node.target is aten.cat.default:
             parts = [part for part in node.args[0] if part.meta["val"].numel()]

@@ -18,6 +18,7 @@ class ExecuTorch(Engine):
     forms = ("torch-lstm",)
     takes = "program"
     static = True
+    notes = ("its LSTMs are unrolled: each takes half a second or more per step and direction to convert",)
 
     def open(self, job: Job) -> Opened:
         import torch

@@ -43,8 +43,8 @@ def _of(node: ir.Node) -> Iterable[str]:
         yield "empty"
     if node.op_type in _DEFAULT_ACTIVATIONS:
         yield from (f"{node.op_type}.{name}" for name in _recurrent(node))
-    if node.op_type == "Scan" and _length(node) is None:
-        yield "Scan.dynamic"
+    if node.op_type == "Scan":
+        yield from (f"Scan.{name}" for name in _scanned(node))
 
 
 def _recurrent(node: ir.Node) -> Iterable[str]:
@@ -66,14 +66,27 @@ def _recurrent(node: ir.Node) -> Iterable[str]:
         yield "sequence_lens"
     if _length_of(node.inputs[0], 0) is None or _length_of(node.inputs[0], 1) is None:
         yield "dynamic"
-    if node.outputs[0].dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16):
-        yield "16 bits"
-    if node.outputs[0].dtype == ir.DataType.DOUBLE:
-        yield "float64"
+    if node.outputs[0].dtype in _FLOATS:
+        yield _FLOATS[node.outputs[0].dtype]
     if any(value.uses() or value.is_graph_output() for value in node.outputs[1:]):
         yield "last"
     if node.op_type == "LSTM" and len(node.inputs) > 7 and node.inputs[7] is not None:
         yield "peepholes"
+
+
+def _scanned(node: ir.Node) -> Iterable[str]:
+    """Of a Scan."""
+    length = _length(node)
+    if length is None:
+        yield "dynamic"
+    if length == 1:
+        yield "one step"
+    body = node.attributes["body"].as_graph()
+    states = len(body.inputs) - node.attributes["num_scan_inputs"].as_int()
+    static = {inner for inner, value in zip(body.inputs[:states], node.inputs) if _length_of(value, 0) is not None}
+    for inner in body:
+        if inner.op_type in ("Add", "Mul") and inner.inputs[0] in body.inputs[states:] and inner.inputs[1] in static:
+            yield "state second"
 
 
 def _length(scan: ir.Node) -> int | None:

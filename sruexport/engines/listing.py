@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from sruexport.converters import FORMS
 from sruexport.errors import OptionError, closest
 
 from . import ENGINES
@@ -31,6 +32,7 @@ def _entry(engine: Engine) -> dict[str, Any]:
         "measured_with": list(engine.requirements),
         "takes": engine.takes,
         "forms": list(engine.forms),
+        "wrong_forms": [name for name, form in FORMS.items() if set(form.features) & engine.wrong.keys()],
         "static": engine.static,
         "only_builds": engine.only_builds,
         "refuses": dict(engine.refuses),

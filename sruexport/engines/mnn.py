@@ -31,6 +31,7 @@ class Mnn(Engine):
             "LinearAttention": "These Op Not Support: ONNX::LinearAttention",
             "LSTM.peepholes": "MNN LSTM not support 8th input (peepholes)",
             "LSTM.activations": "MNN LSTM Don't support activation",
+            "bfloat16": "it gives no outputs",
         }
     )
     wrong = MappingProxyType(
@@ -40,6 +41,7 @@ class Mnn(Engine):
             "LSTM.sequence_lens": "they are ignored (3.6.1)",
             "LSTM.clip": "it is ignored (3.6.1)",
             "LSTM.input_forget": "it is ignored (3.6.1)",
+            "LSTM.layout": "it is ignored (3.6.1)",
             "float64": "it is computed in float32 (3.6.1)",
         }
     )

@@ -47,7 +47,7 @@ class OnnxRuntime(Engine):
     refuses = MappingProxyType(
         {
             "LSTM.layout": "Batchwise recurrent operations (layout == 1) are not supported",
-            "LSTM.16 bits": "the CPU has no LSTM in float16 or bfloat16",
+            "LSTM.bfloat16": "Could not find an implementation for LSTM(22)",
             "LSTM.float64": "LSTM operator does not support double yet",
         }
     )

@@ -33,6 +33,8 @@ class OnnxRuntimeWeb(Engine):
         {
             "LinearAttention": "it knows opsets up to 26",
             "LSTM.layout": "layout_ == 0 was false",
+            "LSTM.bfloat16": "Could not find an implementation for LSTM(22)",
+            "LSTM.float64": "LSTM operator does not support double yet",
         }
     )
     wrong = MappingProxyType({"LSTM.affine": "Affine without its alpha gives zeros (1.30)"})

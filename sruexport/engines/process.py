@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import os
 import shutil
 import signal
 import subprocess
@@ -54,11 +56,13 @@ class EngineProcess:
         workdir.mkdir()
         job = Job(path.resolve(), inputs, outputs, workdir, dict(options or {}))
         self._process = subprocess.Popen(
-            [interpreter(engine), "-I", str(_WORKER), engine.name, job.to_json()],
+            [interpreter(engine), "-I", str(_WORKER), *_class(engine), job.to_json()],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
             cwd=workdir,
+            env=os.environ | dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(workdir)),  # some leave things there
+            start_new_session=True,  # so that programs which the engine starts end with it
         )
         self.seconds = 0.0
         try:
@@ -78,7 +82,9 @@ class EngineProcess:
         return outputs
 
     def close(self) -> None:
-        self._process.kill()
+        if self._log.closed:
+            return
+        self._kill()
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout, self._log):
             if stream is not None:
@@ -108,7 +114,7 @@ class EngineProcess:
 
         def kill() -> None:
             late.append(True)
-            self._process.kill()
+            self._kill()
 
         timer = threading.Timer(self._limit, kill)
         timer.start()
@@ -116,6 +122,10 @@ class EngineProcess:
             yield late
         finally:
             timer.cancel()
+
+    def _kill(self) -> None:
+        with suppress(OSError):  # it is gone already
+            os.killpg(self._process.pid, signal.SIGKILL) if hasattr(os, "killpg") else self._process.kill()
 
     def _how_it_died(self, late: list[bool]) -> str:
         if late:
@@ -125,6 +135,11 @@ class EngineProcess:
         self._log.seek(0)
         said = self._log.read().decode(errors="replace").strip().splitlines()
         return f"{how}{': ' + said[-1][:300] if said else ''}"
+
+
+def _class(engine: Engine) -> tuple[str, str]:
+    """The file and the name of an engine's class: it need not be one of ours."""
+    return inspect.getfile(type(engine)), type(engine).__qualname__
 
 
 def _signal(number: int) -> str:

@@ -39,10 +39,9 @@ def ports(values: Iterable[ir.Value], path: object) -> tuple[Port, ...]:
     for value in values:
         if value.dtype is None or value.shape is None:
             raise ModelFileError(f"{path}: '{value.name}' has no type or no shape")
-        try:
-            dtype = np.dtype(value.dtype.numpy())
-        except TypeError as error:
-            raise ModelFileError(f"{path}: '{value.name}' is {value.dtype}, which NumPy has no type for") from error
+        dtype = np.dtype(value.dtype.numpy())
+        if dtype.kind not in "biuf":
+            raise ModelFileError(f"{path}: '{value.name}' is {value.dtype}, which NumPy has no type for")
         dims = (dim.value if isinstance(dim, ir.SymbolicDim) else dim for dim in value.shape)
         found.append(Port(value.name or "", dtype, tuple("?" if dim is None else dim for dim in dims)))
     return tuple(found)
@@ -99,11 +98,15 @@ def choices(engine: Engine, model: ir.Model, settings: Settings | None = None) -
             found = True
             yield Choice(converted, dict(passed_over))
     if not found:
-        listed = "; ".join(f"{name}: {reason}" for name, reason in passed_over.items())
-        found_dims = [str(dim) for value in model.graph.inputs for dim in value.shape or () if not isinstance(dim, int)]
-        hint = " ".join(f"--size {dim}=..." for dim in dict.fromkeys(found_dims))
-        way_out = f"; with fixed sizes ({hint}) it may run one" if hint else ""
-        raise ConversionError(f"{engine.title} runs no form of this model{way_out}: {listed}")
+        raise ConversionError(f"{engine.title} runs no form of this model{no_form(model, passed_over)}")
+
+
+def no_form(model: ir.Model, reasons: Mapping[str, str]) -> str:
+    """The end of a sentence: what may help an engine that runs no form of a model, and why not each."""
+    dims = [str(dim) for value in model.graph.inputs for dim in value.shape or () if not isinstance(dim, int)]
+    hint = " ".join(f"--size {dim}=..." for dim in dict.fromkeys(dims))
+    way_out = f"; with fixed sizes ({hint}) it may run one" if hint else ""
+    return f"{way_out}: {'; '.join(f'{name}: {reason}' for name, reason in reasons.items())}"
 
 
 @dataclass
@@ -144,10 +147,13 @@ class EngineSession(Session):
         self.inputs = ports(self._model.graph.inputs, self.path)
         self.outputs = ports(self._model.graph.outputs, self.path)
         self.metadata = dict(self._model.metadata_props)
+        own = str(form_of(self._model).get("name", ""))
+        if self.form not in ("", AS_EXPORTED, own) and is_converted(self._model):
+            raise ConversionError(f"{self.path}: is in form {own or 'of its own'} already, and not in {self.form}")
+        if is_converted(self._model) or (not self.form and AS_EXPORTED in self.engine.forms):
+            self.form = AS_EXPORTED
         self._folder = tempfile.TemporaryDirectory(prefix="sruexport-")
         self._processes: dict[frozenset[tuple[str, int]], EngineProcess] = {}
-        if not self.form and (is_converted(self._model) or AS_EXPORTED in self.engine.forms):
-            self.form = AS_EXPORTED
 
     @property
     def ran_on(self) -> str:
@@ -217,7 +223,7 @@ class EngineSession(Session):
                 continue
             self._processes[key if static else frozenset()] = process
             return process
-        raise kind(f"{self.engine.title}, {self.form or 'any form'}: {why[-1]}")
+        raise kind(f"{self.engine.title}, {self.form}: {why[-1]}" if self.form else why[-1])
 
     def _written(self, sizes: Mapping[str, int]) -> ir.Model:
         """The model in the form, and with fixed sizes where there are any."""

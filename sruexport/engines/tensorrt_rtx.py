@@ -31,7 +31,12 @@ class TensorRtRtx(Engine):
             "LSTM.input_forget": "Coupled input/forget is unsupported in the LSTM converter",
         }
     )
-    wrong = MappingProxyType({"LSTM.layout": "it is ignored, and the outputs have other shapes (1.7)"})
+    wrong = MappingProxyType(
+        {
+            "LSTM.layout": "it is ignored, and the outputs have other shapes (1.7)",
+            "float64": "inputs, outputs and what is between are float32 (1.7)",
+        }
+    )
     only_builds = "it builds for a GPU that need not be here, and only that GPU can run it"
     notes = (
         "the option 'capability' names the GPU: 75, 80, 86, 89, 120 or 121; 86 where it is left out",
@@ -66,7 +71,7 @@ class TensorRtRtx(Engine):
 
 class _Built(Opened):
     def run(self, feeds: Mapping[str, np.ndarray]) -> Sequence[np.ndarray]:
-        raise RuntimeError("the engine is built, but it needs a GPU to run, and running it is not written")
+        raise RuntimeError(f"the engine is built, but {TensorRtRtx.only_builds}")
 
 
 def _aim(trt: Any, config: Any, capability: str) -> None:

@@ -23,6 +23,8 @@ class Tract(Engine):
             "custom ops": "it does not know them",
             "Loop": "Unimplemented(Loop)",
             "LinearAttention": "Unimplemented",
+            "float64": "Sigmoid does not support F64",
+            "bfloat16": "Unknown DatumType Bfloat16",
         }
     )
     wrong = MappingProxyType(

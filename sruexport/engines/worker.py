@@ -1,18 +1,25 @@
 """The engine's own process: opens one file in one engine, and runs it as often as it is asked.
 
-    python worker.py NAME JOB(JSON)
+    python worker.py FILE CLASS JOB(JSON)
 
-It runs in the engine's environment, which need not have sruexport or PyTorch. Requests come on stdin, answers go to
-what stdout was; what the engine prints goes to stderr.
+FILE is the engine's own, with a subclass of `Engine`. It runs in the engine's environment, which need not have
+sruexport or PyTorch. Requests come on what stdin was, answers go to what stdout was; what the engine prints goes to
+stderr.
 """
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import os
 import sys
 import time
 import types
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sruexport.engines import Engine
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 
@@ -21,20 +28,21 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     requests = os.fdopen(os.dup(0), "rb")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # no program that the engine starts may read them
     # The package without its __init__, which imports PyTorch: only the engines are needed.
     package = types.ModuleType("sruexport")
     package.__path__ = [str(_PACKAGE)]
     sys.modules["sruexport"] = package
     sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != Path(__file__).resolve().parent]
 
-    from sruexport.engines import ENGINES
     from sruexport.engines.base import Job
     from sruexport.engines.wire import receive, send
 
-    name, job = sys.argv[1], Job.from_json(sys.argv[2])
+    file, name, text = sys.argv[1:]
+    job = Job.from_json(text)
     started = time.perf_counter()
     try:
-        session = ENGINES[name].open(job)
+        session = _engine(Path(file), name).open(job)
     except Exception as error:
         send(answers, {"error": _short(error)})
         return
@@ -53,6 +61,18 @@ def main() -> None:
             seconds = time.perf_counter() - started
             names = (port.name for port in job.outputs)
             send(answers, {"seconds": seconds}, dict(zip(names, outputs, strict=True)))
+
+
+def _engine(file: Path, name: str) -> Engine:
+    if file.resolve().parent == Path(__file__).resolve().parent:
+        module = importlib.import_module(f"sruexport.engines.{file.stem}")
+    else:
+        spec = importlib.util.spec_from_file_location(file.stem, file)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    return getattr(module, name)()
 
 
 def _short(error: Exception) -> str:

@@ -36,10 +36,12 @@ def generated(
     masks: set[str],
     seed: int = 0,
     sizes: Sequence[tuple[int, int]] = SIZES,
+    ranges: Mapping[str, tuple[float, float]] | None = None,
 ) -> Iterator[Case]:
     """Cases of random arrays that fit the file's inputs.
 
     Args:
+        ranges: of float inputs: what lies outside is folded back into them. A converted file has its own.
         sizes: (T, B) to try, for a file with no other dynamic dims.
         masks: inputs that are padding masks. They are zero in half of the cases and random in the others. So are
             inputs of truth values that are all alike in the example, such as a mask without padding.
@@ -48,10 +50,12 @@ def generated(
     ports = [port for port in inputs if port.name not in states]
     varied = masks | {port.name for port in ports if _is_constant(port, metadata)}
     random = np.random.default_rng(seed)
+    ranges = metadata.get("form", {}).get("ranges", {}) | dict(ranges or {})
     for chosen in _sizes(ports, metadata, sizes):
         shown = " ".join(f"{dim}={size}" for dim, size in chosen.items()) or "static"
         for masked in [False, True] if varied else [False]:
             feeds = {port.name: _array(port, chosen, metadata, masks, masked, random) for port in ports}
+            feeds |= {name: _folded(feeds[name], *ends) for name, ends in ranges.items() if name in feeds}
             name = f"{shown} masked" if masked else shown
             yield Case(name, feeds)
             length = chosen.get(str(metadata.get("time")), 0)
@@ -87,6 +91,17 @@ def time_length(feeds: Mapping[str, np.ndarray], metadata: Mapping[str, Any]) ->
         if axis is not None:
             return int(array.shape[axis])
     return 0
+
+
+def _folded(array: np.ndarray, low: float, high: float) -> np.ndarray:
+    """What lies outside of [low, high], mirrored at its ends until it lies inside."""
+    outside = (array < low) | (array > high)
+    if array.dtype.kind != "f" or not outside.any():
+        return array
+    turns = np.mod(array[outside].astype(np.float64) - low, 2 * (high - low))
+    folded = array.copy()
+    folded[outside] = low + np.minimum(turns, 2 * (high - low) - turns)
+    return folded
 
 
 def _sizes(

@@ -59,15 +59,23 @@ class Errors:
         return self.engine_max / self.bound if self.bound else (np.inf if self.engine_max else 0.0)
 
 
-def compare(engine: np.ndarray, pytorch: np.ndarray, exact: np.ndarray, dtype: str, allowance: float = 1.0) -> Errors:
+def compare(
+    engine: np.ndarray,
+    pytorch: np.ndarray,
+    exact: np.ndarray,
+    dtype: str,
+    allowance: float = 1.0,
+    whose: str = "PyTorch",
+) -> Errors:
     """Judge one output: the engine's and PyTorch's arrays against float64's.
 
     Args:
         allowance: what the bound is multiplied with, for a form of the recurrence that costs accuracy.
+        whose: what to call that which `pytorch` and `exact` are of.
     """
     engine, pytorch, exact = (np.asarray(array, dtype=np.float64) for array in (engine, pytorch, exact))
     if engine.shape != exact.shape:
-        reason = f"the engine gives shape {list(engine.shape)}, PyTorch {list(exact.shape)}"
+        reason = f"the engine gives shape {list(engine.shape)}, {whose} {list(exact.shape)}"
         return failure(reason)
     if exact.size == 0:
         return Errors(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
@@ -77,9 +85,9 @@ def compare(engine: np.ndarray, pytorch: np.ndarray, exact: np.ndarray, dtype: s
     bound = allowance * max(FACTOR * float(p.max()), floor(dtype) * scale)
     reason = ""
     if not np.isfinite(e).all() and np.isfinite(p).all():
-        reason = "the engine has NaN or infinity where PyTorch has none, or the other way around"
+        reason = f"the engine has NaN or infinity where {whose} has none, or the other way around"
     elif p.max() > _UNEXPLAINED * floor(dtype) * max(scale, np.finfo(np.float32).tiny):
-        reason = "PyTorch itself is farther from float64 than rounding explains"
+        reason = f"{whose} itself is farther from float64 than rounding explains"
     # A quantile that is one of the values: between infinities there is nothing to interpolate.
     p99 = float(np.sort(e, axis=None)[-(-99 * (e.size - 1) // 100)])
     return Errors(float(e.max()), float(e.mean()), p99, float(p.max()), scale, bound, reason, int((~finite).sum()))

@@ -14,7 +14,7 @@ import onnx_ir as ir
 import torch
 from torch import Tensor, nn
 
-from sruexport.converters import FORMS, Settings, convert
+from sruexport.converters import FORMS, Settings, convert, is_converted
 from sruexport.converters.torch_lstm import NAME as TORCH_LSTM
 from sruexport.converters.torch_lstm import torch_lstm
 from sruexport.engines import Engine, Session
@@ -34,13 +34,14 @@ _TWIN = FORMS["lstm"]
 
 
 def to_torch_lstm(
-    model: nn.Module, exported: ir.Model, settings: Settings | None = None
+    model: nn.Module, exported: ir.Model, settings: Settings | None = None, dtype: torch.dtype | None = None
 ) -> tuple[nn.Module, list[Any]]:
     """A copy of a model with its recurrent layers as torch.nn.LSTM.
 
     Args:
         model: as the caller has it; left as it was.
         exported: the file that was exported from it: the bounds on the states are proven on its graph.
+        dtype: of the copy; left out, the model's own.
 
     Returns:
         the copy, and what is to be known of each layer (k, the bound, the error).
@@ -53,7 +54,7 @@ def to_torch_lstm(
     for node, layer in zip((n for n in exported.graph.all_nodes() if n.domain), report):
         path = node.metadata_props.get("sruexport.module", "")
         scales[path] = max(scales.get(path, 0), int(layer["k"]))
-    with borrowed(model) as ours:
+    with borrowed(model, dtype=dtype) as ours:
         return torch_lstm(ours, scales), report
 
 
@@ -65,14 +66,20 @@ class Positional(nn.Module):
         names: of the file's inputs.
         states: what the metadata say of them.
         example: a call of forward whose arguments are more than a tensor each.
+        dtype: what the model computes in, where its floating inputs are of another one: NumPy has no bfloat16.
     """
 
     def __init__(
-        self, model: nn.Module, names: Sequence[str], states: Sequence[Mapping[str, Any]], example: Call | None
+        self,
+        model: nn.Module,
+        names: Sequence[str],
+        states: Sequence[Mapping[str, Any]],
+        example: Call | None,
+        dtype: torch.dtype | None = None,
     ):
         super().__init__()
         self.model = model
-        self._names, self._states, self._example = list(names), list(states), example
+        self._names, self._states, self._example, self._dtype = list(names), list(states), example, dtype
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         given = dict(zip(self._names, tensors))
@@ -80,11 +87,15 @@ class Positional(nn.Module):
         bank = StateBank()
         for state in self._states:
             bank.given[self.model.get_submodule(state["layer"])] = states[state["input"]]
+        if self._dtype is not None:
+            given = {n: tensor.to(self._dtype) if tensor.is_floating_point() else tensor for n, tensor in given.items()}
         keywords = given if self._example is None else self._example.keywords([given[n] for n in self._example.names])
         with state_bank(bank):
             output = self.model(**keywords)
         family = family_of(self.model)
         values = list(result(output, family.outputs if family else ()).values())
+        if self._dtype == torch.bfloat16:
+            values = [value.float() if value.dtype == torch.bfloat16 else value for value in values]
         return (*values, *(bank.last[self.model.get_submodule(state["layer"])] for state in self._states))
 
 
@@ -116,10 +127,16 @@ class ProgramSession(Session):
         self.metadata = dict(exported.metadata_props)
         self.inputs = ports(exported.graph.inputs, self.path)
         self.outputs = ports(exported.graph.outputs, self.path)
+        if is_converted(exported):
+            raise ConversionError(
+                f"{self.path}: its recurrences are written in standard ops already, and {self.engine.title} takes "
+                f"PyTorch programs ({TORCH_LSTM}): give the file as it was exported"
+            )
         known = unpack(self.metadata, self.path)
-        self.converted, self.report = to_torch_lstm(self.model, exported, self.settings)
+        dtype = getattr(torch, known.get("dtype", "float32"))
+        self.converted, self.report = to_torch_lstm(self.model, exported, self.settings, dtype)
         names = [port.name for port in self.inputs]
-        self._program = Positional(self.converted, names, known.get("states", []), self.example).eval()
+        self._program = Positional(self.converted, names, known.get("states", []), self.example, dtype).eval()
         self._folder = tempfile.TemporaryDirectory(prefix="sruexport-")
         self._processes: dict[tuple[tuple[int, ...], ...], EngineProcess] = {}
 
@@ -153,16 +170,21 @@ class ProgramSession(Session):
         return EngineProcess(self.engine, place, self.inputs, self.outputs, limit=self.limit)
 
     def _tensors(self, feeds: Mapping[str, np.ndarray]) -> tuple[Tensor, ...]:
-        return tuple(torch.from_numpy(np.ascontiguousarray(feeds[port.name])) for port in self.inputs)
+        return tuple(torch.from_numpy(np.array(feeds[port.name], order="C")) for port in self.inputs)
 
 
-def write_program(module: nn.Module, model: nn.Module, exported: Path, args: Any, place: Path) -> None:
+def write_program(
+    module: nn.Module, model: nn.Module, exported: Path, args: Any, place: Path
+) -> dict[str, tuple[int, ...]]:
     """Write a torch-lstm module as a program, with the sizes of the example.
 
     Args:
         module: what `to_torch_lstm` made of `model`.
         exported: the file that was exported from the model; its inputs and outputs are the program's, in order.
         args: what forward is called with; None: the bare layer's own example.
+
+    Returns:
+        the shapes of its inputs, by name.
 
     Raises:
         ConversionError: torch.export does not take the module.
@@ -179,6 +201,7 @@ def write_program(module: nn.Module, model: nn.Module, exported: Path, args: Any
             name: torch.zeros(about["shape"], dtype=getattr(torch, about["dtype"])) for name, about in examples.items()
         }
     _write(Positional(module, names, [], call).eval(), tuple(tensors[name] for name in names), place)
+    return {name: tuple(tensors[name].shape) for name in names}
 
 
 def _write(program: nn.Module, tensors: tuple[Tensor, ...], place: Path) -> None:

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from sruexport.checkpoint import read
-from sruexport.converters import FORMS
+from sruexport.converters import FORMS, Settings
 from sruexport.engines import AS_EXPORTED, ENGINES
 from sruexport.engines.process import TIME_LIMIT
 from sruexport.engines.running import EngineSession
@@ -56,6 +56,7 @@ def validate(
     form: str = "",
     force: bool = False,
     limit: float = TIME_LIMIT,
+    ranges: Mapping[str, tuple[float, float]] | None = None,
     sizes: Sequence[tuple[int, int]] = SIZES,
     repeats: int = 0,
     progress: Callable[[str], None] = lambda case: None,
@@ -75,6 +76,8 @@ def validate(
             the first form that the engine runs.
         force: run what the engine's profile says is wrong, too.
         limit: seconds for loading the file, and for each run.
+        ranges: of float inputs: the interval that their values lie in. Generated ones do, and the scale of an LSTM is
+            chosen by it.
         sizes: (T, B) of the generated inputs, for a file with no other dynamic dims.
         repeats: run the last case so often again, for the report's `seconds`.
         progress: called with the name of each case before it runs.
@@ -96,8 +99,9 @@ def validate(
         else read(model_or_source, prefix=prefix, options=options)
     )
     model = unwrapped(model)
+    settings = Settings(ranges or {})
     with closing(
-        _open(model, Path(path), engine, form, force, limit, args if args is not None else example)
+        _open(model, Path(path), engine, form, force, limit, settings, args if args is not None else example)
     ) as session:
         file = LoadedModel(path, session)
         if not file.metadata:
@@ -113,7 +117,7 @@ def validate(
         if data is not None:
             cases = given(read_data(data, file), metadata)
         else:
-            cases = generated(file.inputs, metadata, _masks(model, file), sizes=sizes)
+            cases = generated(file.inputs, metadata, _masks(model, file), sizes=sizes, ranges=ranges)
         results: list[CaseResult] = []
         failed: dict[float, Case] = {}
         refused: list[SruExportError] = []
@@ -152,7 +156,16 @@ def validate(
 _AnySession = EngineSession | ProgramSession
 
 
-def _open(model: nn.Module, path: Path, engine: str, form: str, force: bool, limit: float, example: Any) -> _AnySession:
+def _open(
+    model: nn.Module,
+    path: Path,
+    engine: str,
+    form: str,
+    force: bool,
+    limit: float,
+    settings: Settings,
+    example: Any,
+) -> _AnySession:
     """A file on an engine, by names; for an engine that takes programs, the model's."""
     if engine not in ENGINES:
         raise OptionError(f"engine '{engine}' is not known{closest(engine, ENGINES)} (they are {', '.join(ENGINES)})")
@@ -163,10 +176,11 @@ def _open(model: nn.Module, path: Path, engine: str, form: str, force: bool, lim
     if chosen.takes == "program":
         if form not in ("", TORCH_LSTM):
             raise ConversionError(f"{chosen.title} takes PyTorch programs: its form is {TORCH_LSTM}")
-        return ProgramSession(chosen, path, model, Call.of(model, example) if example is not None else None, limit)
+        call = Call.of(model, example) if example is not None else None
+        return ProgramSession(chosen, path, model, call, limit, settings)
     if form == TORCH_LSTM:
         raise ConversionError(f"{chosen.title} takes ONNX files, and {TORCH_LSTM} is none")
-    return EngineSession(chosen, path, form, force=force, limit=limit)
+    return EngineSession(chosen, path, form, force=force, settings=settings, limit=limit)
 
 
 def _run(
