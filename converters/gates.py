@@ -16,8 +16,8 @@ import numpy as np
 
 #: sigmoid(40) rounds to 1 in float64, float32 and float16; sigmoid(-40) is 4e-18.
 OPEN = 40.0
-#: What shuts a gate at padding: finite in float16, since engines may compute a float32 graph in that, and infinity times
-#: the 0 of a step that is no padding would be NaN. Where v * c can be larger, so is it.
+#: What shuts a gate at padding: finite in float16, since engines may compute a float32 graph in that, and infinity
+#: times the 0 of a step that is no padding would be NaN. Where v * c can be larger, so is it.
 SHUT = 1e4
 _SHUT_FOR_ANY_STATE = 1e30
 #: ONNX's order of the gates in W, R and B, and PyTorch's.

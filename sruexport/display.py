@@ -11,7 +11,7 @@ from rich.text import Text
 
 from sruexport.conversion import Conversion
 from sruexport.converters import FORMS
-from sruexport.matrix import Matrix
+from sruexport.matrix import Cell, Matrix
 from sruexport.parity import Errors, Report
 from sruexport.parity.measure import floor
 from sruexport.parity.programs import TORCH_LSTM
@@ -164,15 +164,20 @@ def show_engines(console: Console, engines: Sequence[Mapping[str, Any]]) -> None
 
 
 def show_matrix(console: Console, matrix: Matrix) -> None:
-    """A table per source: forms down, engines across; and what the profiles did not foresee."""
-    styles = {"ok": "green", "WRONG": "bold red", "crashed": "red", "refused": "yellow", "builds": "green"}
-    for source, heading, rows in matrix.tables():
-        console.print(Text(source, style="italic"))
-        table = Table()
-        for name in heading:
-            table.add_column(name)
-        for row in rows:
-            table.add_row(*(Text(cell, style=styles.get(cell.split(" ")[0], "")) for cell in row))
+    """Per source a row per engine, with what became of each form; and what the profiles did not foresee."""
+    styles = {"ok": "green", "builds": "green", "refused": "yellow", "crashed": "red", "WRONG": "bold red"}
+    for source in dict.fromkeys(cell.source for cell in matrix.cells):
+        table = Table(title=Text(source, style="italic"), title_justify="left", show_lines=True)
+        table.add_column("engine", no_wrap=True)
+        table.add_column("forms: ok with error (1.00 is all that is allowed) and time of a run", overflow="fold")
+        for engine in matrix.versions:
+            own = [cell for cell in matrix.cells if cell.source == source and cell.engine == engine]
+            lines = [
+                Text(f"{status}: ", style=style) + Text(", ".join(_cell(cell) for cell in own if cell.status == status))
+                for status, style in styles.items()
+                if any(cell.status == status for cell in own)
+            ]
+            table.add_row(Text(engine), Text("\n").join(lines))
         console.print(table, crop=False)
     for cell in matrix.cells:
         if not cell.known and cell.status != "none":
@@ -183,6 +188,12 @@ def show_matrix(console: Console, matrix: Matrix) -> None:
             )
     for name, how in matrix.absent.items():
         console.print(Text(f"{name} is not installed: {how}", style="dim"))
+
+
+def _cell(cell: Cell) -> str:
+    if cell.status != "ok":
+        return cell.form
+    return f"{cell.form} ({cell.shown.removeprefix('ok ').replace(', static', ' static')})"
 
 
 def show_findings(console: Console, found: Mapping[str, Any]) -> None:

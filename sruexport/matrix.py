@@ -37,7 +37,7 @@ class Cell:
         milliseconds: the median of several runs of the larger case.
         static: whether it took files with fixed sizes.
         reason: why not, or what the engine says.
-        known: whether the engine's profile says the same.
+        known: whether the engine's profile foresees it.
     """
 
     source: str
@@ -164,11 +164,19 @@ def _fits(engine: Engine, form: str) -> bool:
     return (form == TORCH_LSTM) == (engine.takes == "program")
 
 
-def _try(name: str, source: Source, path: Path, engine: Engine, form: str, limit: float) -> Cell:
-    known = form in engine.forms
+def _foreseen(engine: Engine, form: str, status: str) -> bool:
+    """Whether the profile says as much: a form that it runs is right, and one that goes wrong is known to.
 
+    A form that it does not list may be right for a model that lacks what the engine gets wrong.
+    """
+    if form in engine.forms:
+        return status in ("ok", "builds")
+    return status != "WRONG" or bool(form in FORMS and set(FORMS[form].features) & engine.wrong.keys())
+
+
+def _try(name: str, source: Source, path: Path, engine: Engine, form: str, limit: float) -> Cell:
     def cell(status: str, **more: Any) -> Cell:
-        return Cell(name, form, engine.name, status, known=known == (status in ("ok", "builds")), **more)
+        return Cell(name, form, engine.name, status, known=_foreseen(engine, form, status), **more)
 
     try:
         report = validate(
@@ -193,6 +201,9 @@ def _try(name: str, source: Source, path: Path, engine: Engine, form: str, limit
     if not report.outputs:
         return Cell(name, form, engine.name, "none", reason=report.cases[0].skipped)
     worst = max(report.outputs.values(), key=lambda errors: errors.ratio)
+    refused = [f"at {case.name}: {case.refused}" for case in report.cases if case.refused]
+    if refused:
+        return cell("refused", reason=refused[0])
     if not report.passed:
         return cell(
             "WRONG", error=None, reason=worst.reason or f"off by {worst.engine_max:.1e}, allowed {worst.bound:.1e}"

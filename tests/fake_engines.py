@@ -113,7 +113,7 @@ class Picky(OnnxRuntime):
     name = "picky"
     title = "Picky"
     packages = ("numpy",)
-    forms = ("parallel", "loop", "lstm", AS_EXPORTED, "scan", "unrolled")
+    forms = ("parallel", "loop", "lstm", "scan", "unrolled")
     static = True
     refuses = {"Loop": "it has none"}  # noqa: RUF012  (as the engines that it stands for)
     wrong = {"LSTM": "it guesses"}  # noqa: RUF012

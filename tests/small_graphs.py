@@ -238,12 +238,12 @@ class Scan:
         row: Dims = [batch, HIDDEN]
         body = helper.make_graph(
             [
-                helper.make_node("Mul", ["old", "a"] if self.state_first else ["a", "old"], ["kept"]),
-                helper.make_node("Add", ["kept", "b"], ["new"]),
+                helper.make_node("Mul", ["old", "a_t"] if self.state_first else ["a_t", "old"], ["kept"]),
+                helper.make_node("Add", ["kept", "b_t"], ["new"]),
                 helper.make_node("Identity", ["new"], ["shown"]),
             ],
             "step",
-            _floats({"old": row, "a": row, "b": row}),
+            _floats({"old": row, "a_t": row, "b_t": row}),
             _floats({"new": row, "shown": row}),
         )
         random = np.random.default_rng(0)

@@ -65,7 +65,8 @@ def compare_files(
             found = file.run(**case.feeds)
         except (EngineError, ConversionError) as error:
             refused.append(error)
-            results.append(CaseResult(case.name, {name: failure(str(error)) for name in right}))
+            outputs = {name: failure(str(error)) for name in right}
+            results.append(CaseResult(case.name, outputs, refused=str(error)))
             continue
         allowance = converted.allowance * exact.allowance
         outputs = {

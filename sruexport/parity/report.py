@@ -13,11 +13,16 @@ from .measure import Errors
 
 @dataclass(frozen=True)
 class CaseResult:
-    """One case: the errors of each output, or why it was not run."""
+    """One case: the errors of each output, or why it was not run.
+
+    Attributes:
+        refused: what the engine says, where it takes the file but not this case.
+    """
 
     name: str
     outputs: dict[str, Errors] = field(default_factory=dict)
     skipped: str = ""
+    refused: str = ""
 
     @property
     def passed(self) -> bool:

@@ -8,9 +8,9 @@ import pytest
 import torch
 from onnx import parser
 from small_graphs import PAIRS, Lstm, bfloat16_lstm, empty_value
+from sruexport.converters import FORMS, convert, fix_sizes
 
 from sruexport import export
-from sruexport.converters import FORMS, convert, fix_sizes
 from sruexport.engines.features import features
 from sruexport.layers import SRU
 

@@ -10,13 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from engines_here import IN_CI, needs
+from engines_here import IN_CI, needs, opened
 from fake_engines import Echo, Fake
 from small_graphs import Lstm
 
 from sruexport.engines import ENGINES, Port
 from sruexport.engines.process import EngineProcess
-from sruexport.engines.running import ports, read_model
 from sruexport.errors import EngineCrash, EngineError
 
 PORTS = (Port("x", np.dtype(np.float32), ("T", 2)),)
@@ -197,10 +196,7 @@ def test_a_real_engine_leaves_nothing_behind_and_keeps_its_outputs_apart(temp, n
     """Outputs of one run are not overwritten by the next."""
     needs(name)
     graph = Lstm(steps=2, batch=1).graph()
-    path = _saved(graph.model, temp.parent)
-    model = read_model(path)
-    inputs, outputs = (ports(values, path) for values in (model.graph.inputs, model.graph.outputs))
-    with closing(EngineProcess(ENGINES[name], path, inputs, outputs)) as engine:
+    with closing(opened(name, _saved(graph.model, temp.parent))) as engine:
         first = engine.run(graph.feeds)["Y"]
         kept = first.copy()
         other = engine.run({key: 3 * array for key, array in graph.feeds.items()})["Y"]
@@ -226,10 +222,8 @@ def test_a_real_abort_is_told_as_what_it_is(temp):
     """tract panics on an LSTM of symbolic batch without an initial state."""
     needs("tract")
     path = _saved(Lstm(dynamic=True, states=False).graph().model, temp.parent)
-    model = read_model(path)
-    inputs, outputs = (ports(values, path) for values in (model.graph.inputs, model.graph.outputs))
-    with pytest.raises(EngineCrash, match="^tract died of SIGABRT"):
-        EngineProcess(ENGINES["tract"], path, inputs, outputs)
+    with pytest.raises(EngineCrash, match=r"^tract died of SIGABRT"):
+        opened("tract", path)
     assert not list(temp.iterdir())
 
 

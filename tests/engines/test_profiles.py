@@ -1,5 +1,7 @@
-"""What the engines' profiles say, held against each other. Whether it is so, test_faults.py and test_refusals.py ask the
-engines."""
+"""What the engines' profiles say, held against each other.
+
+Whether it is so, test_faults.py and test_refusals.py ask the engines.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,9 @@ import onnx_ir as ir
 import pytest
 import torch
 from small_graphs import PAIRS, bfloat16_lstm, empty_value
+from sruexport.converters import FORMS, convert, fix_sizes
 
 from sruexport import export
-from sruexport.converters import FORMS, convert, fix_sizes
 from sruexport.engines import AS_EXPORTED, ENGINES
 from sruexport.engines.features import features
 from sruexport.engines.running import objections

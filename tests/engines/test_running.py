@@ -13,9 +13,9 @@ import pytest
 import torch
 from fake_engines import Fake, Own, Picky, Rigid
 from small_graphs import PAIRS, Lstm
+from sruexport.converters import FORMS, convert, fix_sizes
 
 from sruexport import export, validate
-from sruexport.converters import FORMS, convert, fix_sizes
 from sruexport.engines import AS_EXPORTED, ENGINES, OnnxRuntime
 from sruexport.engines.running import EngineSession, choices, objections, ports, read_model
 from sruexport.errors import ConversionError, EngineCrash, EngineError, ModelFileError
@@ -296,7 +296,7 @@ def test_ports_have_numpys_types_and_the_names_of_their_dims(file):
 def test_a_port_without_a_type_or_shape_is_refused(missing):
     kind = None if missing == "type" else ir.TensorType(ir.DataType.STRING if missing == "numpy" else ir.DataType.FLOAT)
     value = ir.Value(name="x", shape=None if missing == "shape" else ir.Shape([1]), type=kind)
-    with pytest.raises(ModelFileError, match="m.onnx: 'x' "):
+    with pytest.raises(ModelFileError, match=r"m\.onnx: 'x' "):
         ports([value], "m.onnx")
 
 
