@@ -78,6 +78,13 @@ class EmbeddedLSTM(nn.Module):
         last = (last.to(c0.dtype) * 2.0**self.k).transpose(0, 1).reshape(batch, self.directions * self.hidden)
         return y, self._before(y, c0), last
 
+    def get_extra_state(self) -> Tensor:
+        """The scale: with another one the weights of a state_dict would be wrong without a word."""
+        return torch.tensor(self.k)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        self.k = int(state)
+
     def _before(self, c: Tensor, c0: Tensor) -> Tensor:
         steps, first = c.shape[0], c0.unsqueeze(0)
         if steps == 1:

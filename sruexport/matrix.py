@@ -200,14 +200,13 @@ def _try(name: str, source: Source, path: Path, engine: Engine, form: str, limit
         return cell("refused", reason=str(error))
     if not report.outputs:
         return Cell(name, form, engine.name, "none", reason=report.cases[0].skipped)
-    worst = max(report.outputs.values(), key=lambda errors: errors.ratio)
-    refused = [f"at {case.name}: {case.refused}" for case in report.cases if case.refused]
-    if refused:
-        return cell("refused", reason=refused[0])
-    if not report.passed:
-        return cell(
-            "WRONG", error=None, reason=worst.reason or f"off by {worst.engine_max:.1e}, allowed {worst.bound:.1e}"
-        )
+    judged = [errors for case in report.cases if not case.refused for errors in case.outputs.values()]
+    worst = max(judged, key=lambda errors: errors.ratio)
+    if not worst.passed:
+        return cell("WRONG", reason=worst.reason or f"off by {worst.engine_max:.1e}, allowed {worst.bound:.1e}")
+    for case in report.cases:
+        if case.refused:
+            return cell("crashed" if case.crashed else "refused", reason=f"at {case.name}: {case.refused}")
     return cell("ok", error=worst.ratio, milliseconds=1e3 * median(report.seconds), static=report.static)
 
 

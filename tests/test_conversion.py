@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
@@ -58,6 +59,17 @@ def file(layer: SRU, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def as_lstm(file: Path, tmp_path_factory: pytest.TempPathFactory) -> Conversion:
     return convert_file(file, tmp_path_factory.mktemp("lstm") / "lstm.onnx", form="lstm")
+
+
+@pytest.fixture(scope="module")
+def in_dtype(layer: SRU, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    folder = tmp_path_factory.mktemp("dtypes")
+
+    @functools.cache
+    def exported(dtype: str) -> Path:
+        return export(layer, None, folder / f"{dtype}.onnx", dtype=dtype).path
+
+    return exported
 
 
 @pytest.fixture(autouse=True)
@@ -319,9 +331,8 @@ def test_an_engine_that_only_builds_builds_it(file, moody):
     assert form_in("out.onnx")["held_against_original"]["verified"] is False
 
 
-def test_a_form_that_onnx_runtime_does_not_run_is_written_unverified(tmp_path, layer):
-    source = export(layer, None, tmp_path / "m.onnx", dtype="float64").path
-    done = convert_file(source, "out.onnx", form="lstm")
+def test_a_form_that_onnx_runtime_does_not_run_is_written_unverified(in_dtype):
+    done = convert_file(in_dtype("float64"), "out.onnx", form="lstm")
     assert done.passed
     assert done.report is None
     assert done.not_verified.startswith("ONNX Runtime does not run it: LSTM.float64 (")
@@ -331,9 +342,8 @@ def test_a_form_that_onnx_runtime_does_not_run_is_written_unverified(tmp_path, l
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
-def test_a_file_of_another_dtype_is_held_to_that_dtypes_rounding(tmp_path, layer, dtype):
-    source = export(layer, None, tmp_path / "m.onnx", dtype=dtype).path
-    done = convert_file(source, "out.onnx", form="scan", sizes=SMALL)
+def test_a_file_of_another_dtype_is_held_to_that_dtypes_rounding(in_dtype, dtype):
+    done = convert_file(in_dtype(dtype), "out.onnx", form="scan", sizes=SMALL)
     assert done.passed
     assert done.report is not None
     assert done.report.dtype == dtype
@@ -341,15 +351,14 @@ def test_a_file_of_another_dtype_is_held_to_that_dtypes_rounding(tmp_path, layer
     assert (bound < 1e-14) if dtype == "float64" else (bound > 1e-4)
 
 
-def test_the_lstm_itself_may_compute_in_16_bits(tmp_path, layer):
-    source = export(layer, None, tmp_path / "m.onnx", dtype="float16").path
-    done = convert_file(source, "out.onnx", form="lstm", lstm_dtype="float16", sizes=SMALL)
+def test_the_lstm_itself_may_compute_in_16_bits(in_dtype):
+    done = convert_file(in_dtype("float16"), "out.onnx", form="lstm", lstm_dtype="float16", sizes=SMALL)
     assert done.passed
     model = ir.load("out.onnx")
     kinds = {node.inputs[1].dtype for node in model.graph if node.op_type == "LSTM" and node.inputs[1] is not None}
     assert kinds == {ir.DataType.FLOAT16}
     assert {layer["dtype"] for layer in done.layers} == {"float16"}
-    wide = convert_file(source, "wide.onnx", form="lstm", sizes=SMALL)
+    wide = convert_file(in_dtype("float16"), "wide.onnx", form="lstm", sizes=SMALL)
     assert {layer["dtype"] for layer in wide.layers} == {"float32"}
 
 
@@ -432,7 +441,7 @@ def test_ranges_that_do_not_fit_are_refused(file, ranges, message):
 def test_own_data_is_what_the_file_is_tried_on_and_sets_the_ranges(file):
     array = np.random.default_rng(0).standard_normal((9, 2, 3)).astype(np.float32)
     np.savez("data.npz", input=array)
-    for data in ({"input": array}, "data.npz", Path("data.npz")):
+    for data in ({"input": array}, Path("data.npz")):
         done = convert_file(file, "out.onnx", form="lstm", data=data)
         assert done.report is not None
         assert [case.name for case in done.report.cases] == ["data"]

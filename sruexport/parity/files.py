@@ -16,7 +16,7 @@ import onnx_ir as ir
 from sruexport.converters import widened
 from sruexport.engines import onnxruntime as ort
 from sruexport.engines.running import EngineSession
-from sruexport.errors import ConversionError, EngineError, ModelFileError
+from sruexport.errors import ConversionError, EngineCrash, EngineError, ModelFileError
 from sruexport.layers import FAMILIES
 from sruexport.runtime import LoadedModel
 
@@ -66,7 +66,8 @@ def compare_files(
         except (EngineError, ConversionError) as error:
             refused.append(error)
             outputs = {name: failure(str(error)) for name in right}
-            results.append(CaseResult(case.name, outputs, refused=str(error)))
+            crashed = isinstance(error, EngineCrash)
+            results.append(CaseResult(case.name, outputs, refused=str(error), crashed=crashed))
             continue
         allowance = converted.allowance * exact.allowance
         outputs = {

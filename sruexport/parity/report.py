@@ -17,12 +17,14 @@ class CaseResult:
 
     Attributes:
         refused: what the engine says, where it takes the file but not this case.
+        crashed: whether its process died of it, or ran out of time.
     """
 
     name: str
     outputs: dict[str, Errors] = field(default_factory=dict)
     skipped: str = ""
     refused: str = ""
+    crashed: bool = False
 
     @property
     def passed(self) -> bool:

@@ -23,6 +23,7 @@ from sruexport.engines.process import TIME_LIMIT
 from sruexport.engines.running import EngineSession
 from sruexport.errors import (
     ConversionError,
+    EngineCrash,
     EngineError,
     InputError,
     ModelFileError,
@@ -199,7 +200,8 @@ def _run(
         engine = _in_chunks(case, file, lambda feeds: file.run(**feeds)) if case.chunks else file.run(**case.feeds)
     except (EngineError, ConversionError) as error:
         refused.append(error)
-        return CaseResult(case.name, {name: failure(str(error)) for name in exact}, refused=str(error))
+        outputs = {name: failure(str(error)) for name in exact}
+        return CaseResult(case.name, outputs, refused=str(error), crashed=isinstance(error, EngineCrash))
     dtype, allowance = file.metadata["dtype"], session.allowance
     outputs = {name: compare(array, rounded[name], exact[name], dtype, allowance) for name, array in engine.items()}
     if case.chunks and not all(errors.passed for errors in outputs.values()):

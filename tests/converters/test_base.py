@@ -170,6 +170,15 @@ def test_two_thousand_steps_of_a_linear_recurrence_are_right(form):
     assert_form_is_right(net, form, [net.feeds(2000, 2)])
 
 
+@pytest.mark.parametrize("form", SRU_FORMS)
+def test_a_state_so_large_that_it_opens_and_shuts_every_gate_goes_through_padding(form):
+    """weight_c times c is more than 10000 in either direction."""
+    net = sru(4, 3, direction="bidirectional", masked=1, scale=3.0)
+    feeds = net.feeds(20, 3, scale=3000.0)
+    assert np.abs(net.run(feeds, torch.float64)["c"]).max() > 10_000
+    assert_form_is_right(net, form, [feeds], ranges={"x": (-15e3, 15e3), "c0": (-15e3, 15e3)})
+
+
 @pytest.mark.parametrize("net", [sru(masked=1), linear("free", masked=1, scale=0.3)], ids=["sru", "linear"])
 @pytest.mark.parametrize("form", SRU_FORMS)
 def test_a_state_goes_through_two_thousand_steps_of_padding(form, net):
