@@ -104,11 +104,8 @@ def test_a_form_that_the_model_has_not_is_no_fault_of_the_engine(two):
     assert "no parallel scan of it is exact" in cell.reason
 
 
-def test_all_forms_and_engines_are_tried_where_none_is_named(checkpoint, monkeypatch, add):
-    for name in list(ENGINES):
-        monkeypatch.delitem(ENGINES, name)
-    add(Moody())
-    add(Well())
+def test_all_forms_and_engines_are_tried_where_none_is_named(checkpoint, monkeypatch):
+    monkeypatch.setattr(matrix, "ENGINES", {engine.name: engine for engine in (Moody(), Well())})
     tried: list[tuple[str, str]] = []
 
     def attempt(name: str, source: Source, path: Path, engine: Engine, form: str, limit: float) -> Cell:

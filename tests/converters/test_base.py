@@ -24,6 +24,7 @@ from converted import (
     bare,
     converted,
     linear,
+    run,
     session,
     sru,
 )
@@ -95,6 +96,25 @@ def test_a_decay_may_be_exactly_zero_and_exactly_one(form, direction):
     decay[..., 2] = random.choice([0, 1e-7, 1 - 2**-24, 1], decay.shape[:2])
     feeds["a"] = np.where(np.isnan(feeds["a"]), np.nan, decay).astype(np.float32)
     assert_form_is_right(net, form, [feeds], ranges={"a": (0.0, 1.0)}, measured={"layer": 100.0})
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 3), (5, 2)], ids=str)
+@pytest.mark.parametrize("form", LINEAR_FORMS)
+def test_forms_are_right_with_static_sizes_too(form, size):
+    """Some ops are other ones there."""
+    layers = [linear("qrnn", direction="bidirectional"), linear("mingru", direction="reverse", masked=1)]
+    layers += [sru(direction="bidirectional", masked=1)] if form in SRU_FORMS else []
+    for net in layers:
+        assert_form_is_right(net, form, [net.feeds(*size)], static=True)
+
+
+@pytest.mark.parametrize("opset", range(19, 26))
+def test_forms_are_right_in_every_opset(opset):
+    net = linear("sru v1", direction="bidirectional", masked=1)
+    for form in ("lstm", "scan", "parallel"):
+        made = converted(net.file(opset=opset), form).model
+        assert made.opset_imports[""] == opset
+        assert_right(run(made, net.feeds()), net, net.feeds(), FORMS[form].allowance)
 
 
 # Numbers: what is drawn at random
@@ -378,6 +398,11 @@ def test_the_result_keeps_the_metadata_and_says_what_form_it_is_in(case):
     assert [layer["recurrence"] for layer in made.report] == [node.op_type for node in recurrences]
     for layer, node in zip(made.report, recurrences):
         assert layer["layer"].startswith(node.metadata_props["sruexport.module"])
+
+
+def test_no_weight_is_left_that_nothing_uses(case):
+    exported, form = case
+    assert not [name for name, value in exported.in_form(form)[1].model.graph.initializers.items() if not value.uses()]
 
 
 def test_the_nodes_of_a_form_name_the_module_that_they_come_from(encoder):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -30,16 +30,16 @@ def file(layer: SRU, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def only(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+def only() -> Iterator[Callable[..., None]]:
     """Let there be no other engines than these."""
+    before = dict(ENGINES)
 
     def keep(*engines: Engine) -> None:
-        for name in list(ENGINES):
-            monkeypatch.delitem(ENGINES, name)
-        for engine in engines:
-            monkeypatch.setitem(ENGINES, engine.name, engine)
+        ENGINES.clear()
+        ENGINES.update({engine.name: engine for engine in engines})
 
-    return keep
+    yield keep
+    keep(*before.values())
 
 
 def on(engines: list[str], layer: SRU, file: Path, **settings: object) -> Reports:
