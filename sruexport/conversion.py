@@ -310,7 +310,7 @@ def _settings(
     states: dict[str, float] = {}
     if arrays is not None:
         for name, array in arrays.items():
-            finite = array if array.dtype.kind == "f" else array[:0]
+            finite = array[np.isfinite(array)] if array.dtype.kind == "f" else array[:0]
             if name not in known and finite.any():
                 size = _MARGIN["range"] * float(np.abs(finite).max())
                 known[name] = (-size, size)

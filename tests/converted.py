@@ -214,7 +214,10 @@ def assert_right(
     exact, rounded = net.run(feeds, torch.float64), net.run(feeds)
     assert found.keys() == exact.keys()
     for name, array in found.items():
-        if name in own and not compare(own[name], rounded[name], exact[name], "float32").passed:
+        if name in own and (
+            not compare(own[name], rounded[name], exact[name], "float32").passed
+            or np.abs(exact[name]).max() < np.finfo(np.float32).tiny  # no number of float32's
+        ):
             continue
         errors = compare(array, rounded[name], exact[name], "float32", allowance)
         assert errors.passed, (name, errors)
