@@ -344,7 +344,6 @@ def test_convert_a_whole_model_to_a_program(run, programs_here, monkeypatch):
         (["-o", "out.pt"], ["give a checkpoint, or --model"]),
         (["c.pt", "-o", "out.pt", "--engine", "tract"], ["--engine", "are not for --to torch-lstm"]),
         (["c.pt", "-o", "out.pt", "--size", "T=3"], ["--size", "are not for --to torch-lstm"]),
-        (["c.pt", "-o", "out.pt", "--range", "x=-1..1"], ["range of 'x': no such input"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )

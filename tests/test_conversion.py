@@ -373,16 +373,6 @@ def test_states_stay_and_a_stream_in_chunks_is_the_whole(tmp_path, layer):
     assert "T=17 B=4 in chunks" in {case.name for case in report.cases}
 
 
-def test_masks_are_tried_where_the_file_has_one(tmp_path):
-    model = trained(num_layers=1, bidirectional=True, layer_norm=True)
-    mask = torch.zeros(5, 2, dtype=torch.int32)
-    source = export(model, {"input": torch.zeros(5, 2, 3), "mask_pad": mask}, tmp_path / "m.onnx").path
-    done = convert_file(source, "out.onnx", form="lstm")
-    assert done.passed
-    assert done.report is not None
-    assert [case.name for case in done.report.cases if "T=17" in case.name] == ["T=17 B=4", "T=17 B=4 masked"]
-
-
 # Sizes
 
 

@@ -146,6 +146,8 @@ def test_sru_is_right_at_every_size_with_large_states_and_with_saturated_gates(
 ):
     channels = options["hidden"] * (2 if options["direction"] == "bidirectional" else 1)
     net = sru(channels if highway == "input" else inputs, highway=highway, seed=seed, **options)
+    # Behind a LayerNorm candidates are small: beside a c0 of 1000 an output of theirs is less than its rounding.
+    large = 1.0 if options["norm"] else large
     feeds = net.feeds(*size, seed=seed, scale=large)
     ranges = {"x": (-5 * large, 5 * large), "c0": (-5 * large, 5 * large)}
     assert_form_is_right(net, form, [feeds], static=form == "unrolled", extreme=True, ranges=ranges)
