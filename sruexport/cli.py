@@ -191,7 +191,8 @@ def validate_command(
     engine: Annotated[
         list[str] | None,
         typer.Option(
-            help="Where to run it (see 'sruexport engines'), or 'all' that are here. Repeatable. [onnxruntime]"
+            help="Where to run it (see 'sruexport engines'), or 'all' that are here. Repeatable. "
+            "[onnxruntime-kernels where they are here, else onnxruntime]"
         ),
     ] = None,
     form: Annotated[
@@ -216,7 +217,7 @@ def validate_command(
 
         made = choose(source, model, weights, prefix, option or [])
         done = validate_on(
-            engine or ["onnxruntime"],
+            engine or [""],
             made.model,
             file,
             data=data,

@@ -158,9 +158,12 @@ def show_engines(console: Console, engines: Sequence[Mapping[str, Any]]) -> None
     for engine in engines:
         for feature, reason in engine["wrong"].items():
             console.print(Text(f"{engine['name']} gets wrong, without a word: {feature}: {reason}", style="red"))
-    absent = [engine["name"] for engine in engines if not engine["installed"]]
-    if absent:
-        console.print(Text(f"to install: sruexport engines install {' '.join(absent)}", style="dim"))
+    absent = [engine for engine in engines if not engine["installed"]]
+    if own := [engine["name"] for engine in absent if engine["folder"]]:
+        console.print(Text(f"to install: sruexport engines install {' '.join(own)}", style="dim"))
+    for engine in absent:
+        if not engine["folder"]:
+            console.print(Text(f"{engine['name']} is not here: {engine['install']}", style="dim"))
 
 
 def show_matrix(console: Console, matrix: Matrix) -> None:

@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from sruexport.engines import Port, Session
+from sruexport.engines import ENGINES, Port, Session
 from sruexport.engines import onnxruntime as ort
-from sruexport.errors import InputError, closest
+from sruexport.engines.environments import version
+from sruexport.engines.onnxruntime_kernels import OnnxRuntimeKernels, library, missing
+from sruexport.errors import EngineError, InputError, closest
 from sruexport.metadata import unpack
 
 
@@ -20,18 +22,25 @@ class LoadedModel:
 
     Args:
         session: the file in another engine; left out, ONNX Runtime in this process.
+        kernels: whether the recurrences run in sruexport's native kernels; None: where they are installed.
 
     Attributes:
+        ran_on: the engine with its version, and whether with native kernels or why without; empty for a `session`.
         inputs, outputs: names, dtypes and dims, in the graph's order; a text is a dynamic dim.
         metadata: what sruexport wrote into the file; empty for a file that is not its own.
     """
 
-    def __init__(self, path: str | os.PathLike[str], session: Session | None = None):
+    def __init__(self, path: str | os.PathLike[str], session: Session | None = None, *, kernels: bool | None = None):
         self.path = Path(path)
-        self._session = ort.load(self.path) if session is None else session
+        found = _kernels(kernels) if session is None else None
+        self._session = ort.load(self.path, kernels=found) if session is None else session
         self.inputs, self.outputs = self._session.inputs, self._session.outputs
         self.metadata = unpack(self._session.metadata, self.path)
+        self.ran_on = _ran_on(found, kernels, self.metadata) if session is None else ""
         self._time = _time_inputs(self.metadata)
+
+    def __repr__(self) -> str:
+        return f"<{self.path}{f' on {self.ran_on}' if self.ran_on else ''}>"
 
     def __call__(self, *arrays: Any, **named: Any) -> list[np.ndarray]:
         """Run the file.
@@ -93,17 +102,41 @@ class LoadedModel:
         return ", ".join(port.name for port in self.inputs)
 
 
-def load(path: str | os.PathLike[str]) -> LoadedModel:
-    """Load an ONNX file as a callable.
+def load(path: str | os.PathLike[str], *, kernels: bool | None = None) -> LoadedModel:
+    """Load an ONNX file as a callable, in ONNX Runtime.
+
+    Args:
+        kernels: whether its recurrences run in sruexport's native kernels (True, False), or where those are installed
+            (None). Without them the function bodies in the file run: the same numbers, more slowly.
 
     Raises:
+        EngineError: kernels are asked for and there are none, or ONNX Runtime is too old for them.
         ModelFileError: there is no such file, or ONNX Runtime does not take it.
 
     Example:
         >>> model = sruexport.load("model.onnx")
         >>> h, c = model(np.zeros((50, 1, 40), np.float32))
+        >>> model
+        <model.onnx on ONNX Runtime with native kernels 1.32.0, AVX-512>
     """
-    return LoadedModel(path)
+    return LoadedModel(path, kernels=kernels)
+
+
+def _kernels(wanted: bool | None) -> Path | None:
+    found = None if wanted is False else library()
+    if wanted and found is None:
+        raise EngineError(f"there are no native kernels here: {missing()}")
+    return found
+
+
+def _ran_on(kernels: Path | None, wanted: bool | None, metadata: Mapping[str, Any]) -> str:
+    plain = f"{ort.OnnxRuntime.title} {ort.runtime_version()}"
+    if "form" in metadata or not metadata:
+        return plain  # it has no custom ops
+    if kernels is not None:
+        engine = ENGINES[OnnxRuntimeKernels.name]
+        return f"{engine.title} {version(engine)}"
+    return f"{plain} without native kernels{'' if wanted is False else f': {missing()}'}"
 
 
 def _fit(port: Port, array: np.ndarray, sizes: dict[str, int], path: Path) -> np.ndarray:

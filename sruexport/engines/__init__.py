@@ -20,6 +20,7 @@ from .litert import LiteRt
 from .mnn import Mnn
 from .ncnn import Ncnn
 from .onnxruntime import OnnxRuntime
+from .onnxruntime_kernels import OnnxRuntimeKernels
 from .onnxruntime_web import OnnxRuntimeWeb
 from .openvino import OpenVino
 from .pytorch import PyTorch
@@ -31,6 +32,7 @@ ENGINES: dict[str, Engine] = {
     engine.name: engine
     for engine in (
         OnnxRuntime(),
+        OnnxRuntimeKernels(),
         PyTorch(),
         OpenVino(),
         Tract(),

@@ -120,6 +120,10 @@ class Engine(ABC):
     only_builds: ClassVar[str] = ""
     notes: ClassVar[tuple[str, ...]] = ()
 
+    def absence(self) -> str:
+        """Why it is not here although its package may be, and how to get it."""
+        return ""
+
     def find(self, environment: Path) -> str | None:
         """The version in its own environment, for an engine that is no Python package."""
         return None

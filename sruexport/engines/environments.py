@@ -26,6 +26,8 @@ def folder(engine: Engine) -> Path:
 
 def version(engine: Engine) -> str | None:
     """The installed version, or None."""
+    if engine.absence():
+        return None
     return (
         engine.find(folder(engine))
         or _version_in(engine, [sysconfig.get_path("purelib")])
@@ -47,6 +49,8 @@ def interpreter(engine: Engine) -> str:
 
 
 def how_to_install(engine: Engine) -> str:
+    if engine.absence():
+        return engine.absence()
     return f"sruexport engines install {engine.name}" if engine.requirements else f"pip install {engine.packages[0]}"
 
 
@@ -60,7 +64,7 @@ def install(engine: Engine, progress: Callable[[str], None] = lambda step: None)
         EngineError: it has no such environment, or pip or npm fails. Nothing is left behind.
     """
     if not engine.requirements:
-        raise EngineError(f"{engine.title} runs in this Python: pip install {engine.packages[0]}")
+        raise EngineError(f"{engine.title} runs in this Python: {how_to_install(engine)}")
     target = folder(engine)
     # Beside it, then renamed: an environment is there whole or not at all. Its scripts name the old folder, but nothing
     # here calls them: only its Python.

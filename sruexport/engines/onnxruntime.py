@@ -1,7 +1,8 @@
-"""ONNX Runtime on the CPU. Without a kernel library registered it inlines the recurrences' function bodies."""
+"""ONNX Runtime on the CPU. Without a library of kernels it inlines the recurrences' function bodies."""
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,7 +10,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from sruexport.errors import ModelFileError
+from sruexport.errors import EngineError, ModelFileError
 
 from .base import AS_EXPORTED, Engine, Job, Opened, Port, Session
 
@@ -54,18 +55,38 @@ class OnnxRuntime(Engine):
     wrong = MappingProxyType({"LSTM.affine": "Affine without its alpha gives zeros"})
 
     def open(self, job: Job) -> Opened:
-        return _Opened(load(job.path))
+        return opened(load(job.path))
 
 
-def load(path: Path | bytes, threads: int = 0) -> OrtSession:
+def load(path: Path | bytes, threads: int = 0, kernels: Path | None = None) -> OrtSession:
     """Load a file in this process.
 
+    Args:
+        threads: of the session; 0: as many as ONNX Runtime chooses.
+        kernels: a library with kernels of the recurrences; without one their function bodies run.
+
     Raises:
-        ModelFileError: it cannot be read, or ONNX Runtime does not take it.
+        EngineError: the library cannot be loaded, or is not for this ONNX Runtime.
+        ModelFileError: the file cannot be read, or ONNX Runtime does not take it.
     """
     if importlib.util.find_spec("onnxruntime") is None:
         raise ModelFileError("ONNX Runtime is not installed: pip install onnxruntime")
-    return OrtSession(path, threads)
+    return OrtSession(path, threads, kernels)
+
+
+def runtime_version() -> str | None:
+    """Of the installed ONNX Runtime."""
+    for package in OnnxRuntime.packages:
+        try:
+            return importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def opened(session: OrtSession) -> Opened:
+    """A session in this process as an engine's."""
+    return _Opened(session)
 
 
 class _Opened(Opened):
@@ -77,7 +98,7 @@ class _Opened(Opened):
 
 
 class OrtSession(Session):
-    def __init__(self, path: Path | bytes, threads: int):
+    def __init__(self, path: Path | bytes, threads: int, kernels: Path | None):
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
@@ -86,6 +107,14 @@ class OrtSession(Session):
         shown = path if isinstance(path, Path) else "the graph"
         if isinstance(path, Path) and not path.is_file():
             raise ModelFileError(f"{path}: is a folder" if path.is_dir() else f"{path}: there is no such file")
+        if kernels is not None:
+            try:
+                options.register_custom_ops_library(str(kernels))
+            except Exception as error:
+                raise EngineError(
+                    f"{kernels}: ONNX Runtime cannot load these kernels: {_short(error)}; SRUEXPORT_KERNELS=off does "
+                    "without them"
+                ) from error
         try:
             model = path if isinstance(path, bytes) else str(path)
             self._session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])

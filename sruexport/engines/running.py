@@ -13,9 +13,12 @@ import onnx_ir as ir
 from sruexport.converters import FORMS, Converted, Settings, convert, fix_sizes, form_of, is_converted
 from sruexport.errors import ConversionError, EngineCrash, EngineError, ModelFileError
 
+from . import ENGINES
 from .base import AS_EXPORTED, Engine, Port, Session
 from .environments import how_to_install, version
 from .features import features
+from .onnxruntime import OnnxRuntime
+from .onnxruntime_kernels import OnnxRuntimeKernels
 from .process import TIME_LIMIT, EngineProcess
 
 
@@ -31,6 +34,14 @@ def read_model(path: Path) -> ir.Model:
         return ir.load(path)
     except Exception as error:
         raise ModelFileError(f"{path}: is cut off, damaged or no ONNX file ({type(error).__name__})") from error
+
+
+def default_engine(path: Path) -> str:
+    """What `sruexport.load` runs a file in: ONNX Runtime, with native kernels where there are any and it has a use."""
+    plain, kernels = OnnxRuntime.name, OnnxRuntimeKernels.name
+    if version(ENGINES[kernels]) is None or is_converted(read_model(path)):
+        return plain
+    return kernels
 
 
 def ports(values: Iterable[ir.Value], path: object) -> tuple[Port, ...]:

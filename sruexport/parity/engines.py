@@ -55,7 +55,7 @@ def validate_on(
     """As `validate`, on each of several engines.
 
     Args:
-        engines: names, or ["all"] for every one that is installed and runs here.
+        engines: names, "" for that of `sruexport.load`, or ["all"] for every one that is installed and runs here.
 
     Raises:
         EngineError, ConversionError: an engine that was asked for by name does not take the file; and as `validate`.

@@ -20,7 +20,7 @@ from sruexport.checkpoint import read
 from sruexport.converters import FORMS, Settings
 from sruexport.engines import AS_EXPORTED, ENGINES
 from sruexport.engines.process import TIME_LIMIT
-from sruexport.engines.running import EngineSession
+from sruexport.engines.running import EngineSession, default_engine
 from sruexport.errors import (
     ConversionError,
     EngineCrash,
@@ -53,7 +53,7 @@ def validate(
     data: Mapping[str, Any] | str | os.PathLike[str] | None = None,
     prefix: str | None = None,
     options: Mapping[str, Any] | None = None,
-    engine: str = "onnxruntime",
+    engine: str = "",
     form: str = "",
     force: bool = False,
     limit: float = TIME_LIMIT,
@@ -72,7 +72,8 @@ def validate(
             the model was exported with tensors inside lists or dicts, or with constants that are not the defaults.
         data: the same by input name: a dict of arrays, or an .npz file.
         prefix, options: as for `read`, when a checkpoint is given.
-        engine: a name in `sruexport.engines.ENGINES`; it runs in a process of its own.
+        engine: a name in `sruexport.engines.ENGINES`; it runs in a process of its own. Left out, what `sruexport.load`
+            runs a file in: ONNX Runtime, with the native kernels where they are installed.
         form: what the recurrences are written as for it; left out, the file as it is where the engine takes it, else
             the first form that the engine runs.
         force: run what the engine's profile says is wrong, too.
@@ -168,6 +169,7 @@ def _open(
     example: Any,
 ) -> _AnySession:
     """A file on an engine, by names; for an engine that takes programs, the model's."""
+    engine = engine or default_engine(path)
     if engine not in ENGINES:
         raise OptionError(f"engine '{engine}' is not known{closest(engine, ENGINES)} (they are {', '.join(ENGINES)})")
     forms = [*FORMS, AS_EXPORTED, TORCH_LSTM]
