@@ -1,8 +1,9 @@
-"""A recurrence alone in a file: one node with its function body, run in plain ONNX Runtime."""
+"""A recurrence alone in a file: one node with its function body, run in ONNX Runtime."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -68,11 +69,20 @@ def one_node_model(recurrence: Recurrence, attributes: Attributes, dtype: str, o
 
 
 def session(
-    recurrence: Recurrence, attributes: Attributes, dtype: str, opset: int = 18
+    recurrence: Recurrence,
+    attributes: Attributes,
+    dtype: str,
+    opset: int = 18,
+    *,
+    kernels: Path | None = None,
+    threads: int = 0,
 ) -> onnxruntime.InferenceSession:
-    """Plain ONNX Runtime, with no library registered."""
+    """Plain ONNX Runtime with no library registered, or with the library of `kernels`."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
+    options.intra_op_num_threads = threads
+    if kernels is not None:
+        options.register_custom_ops_library(str(kernels))
     model = one_node_model(recurrence, attributes, dtype, opset).SerializeToString()
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 

@@ -399,10 +399,10 @@ def test_what_a_program_says_of_the_file_is_said(run, programs_here):
         (["--form", "lsmt"], ["form 'lsmt' is not known; did you mean 'lstm'?"]),
         (["--engine", "tract"], ["tract is not installed: sruexport engines install tract"]),
         (["--engine", "pytorch", "--form", "scan"], ["PyTorch takes PyTorch programs: its form is torch-lstm"]),
-        (["--form", "torch-lstm"], ["ONNX Runtime takes ONNX files, and torch-lstm is none"]),
+        (["--form", "torch-lstm"], ["takes ONNX files, and torch-lstm is none"]),
         (["--form", "parallel"], ["no parallel scan of it is exact"]),
         (["--limit", "-1"], ["--limit -1: give a number of seconds above 0"]),
-        (["--limit", "0.01"], ["ONNX Runtime ran past the limit of 0.01 s"]),
+        (["--limit", "0.01"], ["ran past the limit of 0.01 s"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )

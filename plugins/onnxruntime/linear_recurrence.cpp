@@ -51,9 +51,11 @@ struct LinearRecurrence {
   static constexpr ONNXTensorElementDataType outputs[] = {Type::tensor, Type::state};
   static constexpr int reused_input = B;  // by h, where nothing else reads b: each element is read before it is written
 
-  static void infer_shapes(Ort::ShapeInferContext& context) {
-    context.SetOutputShape(H, context.GetInputShape(A), Type::tensor);
-    context.SetOutputShape(H_LAST, context.GetInputShape(H0), Type::state);
+  static void infer_shapes(Ort::ShapeInferContext& context, const Types& types) {
+    const auto& a = context.GetInputShape(A);
+    if (a.size() != 3) return;  // not known
+    context.SetOutputShape(H, a, types.tensor);
+    context.SetOutputShape(H_LAST, {a[1], a[2]}, types.state);
   }
 
   static void compute(const Options& options, OrtKernelContext* context) {

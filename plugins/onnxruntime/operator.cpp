@@ -38,6 +38,15 @@ void check_shape(const Node& node, const char* input, const Shape& found, const 
   }
 }
 
+Types types_of(OrtShapeInferContext* context) {
+  OrtTensorTypeAndShapeInfo* info = nullptr;  // the context's own
+  auto tensor = ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;
+  Ort::ThrowOnError(Ort::GetApi().ShapeInferContext_GetInputTypeShape(context, 0, &info));
+  Ort::ThrowOnError(Ort::GetApi().GetTensorElementType(info, &tensor));
+  const bool wide = tensor == ONNX_TENSOR_ELEMENT_DATA_TYPE_DOUBLE;
+  return {tensor, wide ? tensor : ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT};
+}
+
 cpu::Host host_of(OrtKernelContext* context) {
   // How many threads a session has cannot be asked; more than the machine has make no sense.
   static const int threads = static_cast<int>(std::thread::hardware_concurrency());

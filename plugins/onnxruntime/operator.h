@@ -65,6 +65,13 @@ Shape shape_of(Ort::ConstValue value);
 // A wrong shape is refused, since a kernel would read beyond the tensor.
 void check_shape(const Node& node, const char* input, const Shape& found, const Shape& wanted);
 
+// The types of a node's tensors and states. Shapes are inferred by the op that was registered first, whatever its dtype.
+struct Types {
+  ONNXTensorElementDataType tensor;
+  ONNXTensorElementDataType state;
+};
+Types types_of(OrtShapeInferContext* context);
+
 cpu::Host host_of(OrtKernelContext* context);
 
 // Errors cross the C API as statuses.
@@ -90,11 +97,17 @@ struct Kernel {
 };
 
 // An op for ONNX Runtime. `Op` says what it is: `name`; `inputs` and `outputs`, the types; `reused_input`, which the
-// first output may overwrite; `Options`, made of a node; `infer_shapes(context)`; `compute(options, context)`.
+// first output may overwrite; `Options`, made of a node; `infer_shapes(context, types)`; `compute(options, context)`.
 template <class Op>
 struct CustomOp : Ort::CustomOpBase<CustomOp<Op>, Kernel<Op>, true> {
   CustomOp() {
     this->start_ver_ = SRUEXPORT_DOMAIN_VERSION;
+    OrtCustomOp::InferOutputShapeFn = [](const OrtCustomOp*, OrtShapeInferContext* raw) {
+      return guarded([&] {
+        Ort::ShapeInferContext context(&Ort::GetApi(), raw);
+        Op::infer_shapes(context, types_of(raw));
+      });
+    };
     OrtCustomOp::GetMayInplace = [](int** input, int** output) -> std::size_t {
       *input = new int[1]{Op::reused_input};
       *output = new int[1]{0};
@@ -112,9 +125,6 @@ struct CustomOp : Ort::CustomOpBase<CustomOp<Op>, Kernel<Op>, true> {
   ONNXTensorElementDataType GetOutputType(std::size_t index) const { return Op::outputs[index]; }
   OrtStatusPtr CreateKernelV2(const OrtApi&, const OrtKernelInfo* info, void** kernel) const {
     return guarded([&] { *kernel = new Kernel<Op>(info); });
-  }
-  static Ort::Status InferOutputShape(Ort::ShapeInferContext& context) {
-    return Ort::Status{guarded([&] { Op::infer_shapes(context); })};
   }
 };
 

@@ -68,12 +68,16 @@ struct SRURecurrence {
   static constexpr ONNXTensorElementDataType outputs[] = {Type::tensor, Type::state};
   static constexpr int reused_input = X;  // by h, where nothing else reads x: each element is read before it is written
 
-  static void infer_shapes(Ort::ShapeInferContext& context) {
-    const auto u = context.GetInputShape(U), c0 = context.GetInputShape(C0);
-    if (u.size() == 3 && c0.size() == 2) {
-      context.SetOutputShape(H, {u[0], u[1], c0[1]}, Type::tensor);
-      context.SetOutputShape(C, c0, Type::state);
-    }
+  static void infer_shapes(Ort::ShapeInferContext& context, const Types& types) {
+    const auto& u = context.GetInputShape(U);
+    const auto& c0 = context.GetInputShape(C0);
+    if (u.size() != 3) return;  // not known
+    // ONNX Runtime overwrites x by h only where it knows both shapes, and of states made in the graph it knows none.
+    const bool known = u[2].IsInt() && u[2].AsInt() > 0;
+    if (!known && c0.size() != 2) return;
+    const auto channels = known ? u[2].AsInt() / 3 : c0[1];
+    context.SetOutputShape(H, {u[0], u[1], channels}, types.tensor);
+    context.SetOutputShape(C, {u[1], channels}, types.state);
   }
 
   static void compute(const Options& options, OrtKernelContext* context) {

@@ -7,6 +7,7 @@ import importlib.util
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
+from typing import ClassVar
 
 import numpy as np
 
@@ -33,7 +34,7 @@ class OnnxRuntime(Engine):
     title = "ONNX Runtime"
     packages = ("onnxruntime", "onnxruntime-gpu")
     # A Scan of elementwise steps takes less time than an LSTM, whose R is a product in every step.
-    forms = (
+    forms: ClassVar[tuple[str, ...]] = (
         "scan",
         AS_EXPORTED,
         "parallel",

@@ -1,4 +1,4 @@
-"""ONNX Runtime on the CPU with sruexport's own kernels (plugins/onnxruntime) registered: files as they were exported."""
+"""ONNX Runtime on the CPU with our own kernels (plugins/onnxruntime) registered: files as they were exported."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ def run_bfloat16_anywhere(model: ir.Model) -> None:
         for output in node.outputs:
             if output.dtype == ir.DataType.BFLOAT16:
                 users = list(output.uses())
-                output.dtype = ir.DataType.FLOAT
+                output.type = ir.TensorType(ir.DataType.FLOAT)  # values may share a type
                 cast = _cast(output, ir.DataType.BFLOAT16)
                 graph.insert_after(node, cast)
                 for user, index in users:
@@ -117,7 +117,7 @@ def run_bfloat16_anywhere(model: ir.Model) -> None:
     for value in graph.inputs:
         if value.dtype == ir.DataType.BFLOAT16:
             users = list(value.uses())
-            value.dtype = ir.DataType.FLOAT
+            value.type = ir.TensorType(ir.DataType.FLOAT)
             cast = _cast(value, ir.DataType.BFLOAT16)
             graph.insert_before(graph[0], cast)
             for user, index in users:

@@ -15,15 +15,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from one_node import DTYPES, Attributes, Tensors, feeds, one_node_model, state_dtype, words
+from recurrence_inputs import DIRECTIONS
+from recurrence_inputs import LINEAR_VARIANTS as VARIANTS
+from recurrence_inputs import linear_inputs as example
 
 from sruexport.recurrences import DOMAIN, DOMAIN_VERSION, LINEAR_RECURRENCE, RECURRENCES
 from sruexport.recurrences.base import Variant
-
-DIRECTIONS = ("forward", "reverse", "bidirectional")
-VARIANTS: list[Attributes] = [
-    {"direction": direction, "masked": masked} for direction, masked in product(DIRECTIONS, (0, 1))
-]
-
 
 each_variant = pytest.mark.parametrize("attributes", VARIANTS, ids=words)
 each_dtype = pytest.mark.parametrize("dtype", DTYPES)
@@ -49,25 +46,6 @@ def plain_loop(
 
 def loop_of(tensors: Tensors, attributes: Attributes) -> tuple[np.ndarray, np.ndarray]:
     return plain_loop(*(tensor.double().numpy() for tensor in tensors.values()), **attributes)
-
-
-def example(
-    attributes: Attributes, dtype: str = "float32", steps: int = 5, batch: int = 3, hidden: int = 4, seed: int = 0
-) -> Tensors:
-    """Random inputs with |a| <= 1, in the op's order. Padding is NaN: anywhere, and all of the first row."""
-    generator = torch.Generator().manual_seed(seed)
-    channels = hidden * (2 if attributes["direction"] == "bidirectional" else 1)
-    # Not looked at unless masked, so that it may be anything.
-    mask = torch.ones(1, 1, dtype=torch.int32)
-    if attributes["masked"]:
-        mask = 5 * (torch.rand(steps, batch, generator=generator) < 0.35).to(torch.int32)
-        mask[:, :1] = 1
-    a, b = (torch.randn(steps, batch, channels, generator=generator, dtype=torch.float64) for _ in "ab")
-    if attributes["masked"]:
-        a, b = (tensor.masked_fill(mask.unsqueeze(-1) != 0, torch.nan) for tensor in (a, b))
-    h0 = torch.randn(batch, channels, generator=generator, dtype=torch.float64)
-    kind = getattr(torch, dtype)
-    return {"a": a.tanh().to(kind), "b": b.to(kind), "h0": h0.to(state_dtype(dtype)), "mask": mask}
 
 
 def session(attributes: Attributes, dtype: str, opset: int = 18) -> onnxruntime.InferenceSession:

@@ -15,14 +15,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from one_node import DTYPES, Attributes, Tensors, feeds, one_node_model, state_dtype, words
+from recurrence_inputs import DIRECTIONS
+from recurrence_inputs import SRU_VARIANTS as VARIANTS
+from recurrence_inputs import sru_inputs as example
 
 from sruexport.recurrences import DOMAIN, DOMAIN_VERSION, RECURRENCES, SRU_RECURRENCE
 from sruexport.recurrences.base import Variant
-
-DIRECTIONS = ("forward", "reverse", "bidirectional")
-GRID = {"direction": DIRECTIONS, "activation": ("identity", "tanh"), "masked": (0, 1), "v_per_step": (0, 1)}
-VARIANTS: list[Attributes] = [dict(zip(GRID, values)) for values in product(*GRID.values())]
-
 
 FULLEST: Attributes = {"direction": "bidirectional", "activation": "tanh", "masked": 1, "v_per_step": 1}
 
@@ -71,48 +69,6 @@ def plain_loop(
 
 def loop_of(tensors: Tensors, attributes: Attributes) -> tuple[np.ndarray, np.ndarray]:
     return plain_loop(*(tensor.double().numpy() for tensor in tensors.values()), **attributes)
-
-
-def example(
-    attributes: Attributes,
-    dtype: str = "float32",
-    steps: int = 5,
-    batch: int = 3,
-    hidden: int = 4,
-    highway: bool = True,
-    seed: int = 0,
-) -> Tensors:
-    """Random inputs in the op's order. Padding is NaN: anywhere, and all of the first row.
-
-    Args:
-        highway: x [T, B, C], or [1, 1, C] of zeros, for a layer without a skip term.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    channels = hidden * (2 if attributes["direction"] == "bidirectional" else 1)
-
-    def normal(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
-    # Not looked at unless masked, so that it may be anything.
-    mask = torch.ones(1, 1, dtype=torch.int32)
-    if attributes["masked"]:
-        mask = 5 * (torch.rand(steps, batch, generator=generator) < 0.35).to(torch.int32)
-        mask[:, :1] = 1
-    sequences = {
-        "u": normal(steps, batch, 3 * channels),
-        "x": normal(steps, batch, channels) if highway else torch.zeros(1, 1, channels),
-        "v": normal(steps, batch, 2 * channels) if attributes["v_per_step"] else normal(1, 1, 2 * channels),
-    }
-    if attributes["masked"]:
-        for name in ["u", *["x"] * highway, *["v"] * attributes["v_per_step"]]:
-            sequences[name] = sequences[name].masked_fill(mask.unsqueeze(-1) != 0, torch.nan)
-    kind = getattr(torch, dtype)
-    return {
-        **{name: tensor.to(kind) for name, tensor in sequences.items()},
-        "bias": normal(2 * channels).to(kind),
-        "c0": normal(batch, channels).to(state_dtype(dtype)),
-        "mask": mask,
-    }
 
 
 def session(attributes: Attributes, dtype: str, opset: int = 18) -> onnxruntime.InferenceSession:

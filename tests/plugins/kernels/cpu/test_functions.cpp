@@ -79,7 +79,7 @@ struct Batch {
 void sweep(std::uint64_t first, std::uint64_t stride, const std::vector<const Functions*>& targets,
            std::vector<Worst>& worst) {
   const char* every = std::getenv("SRUEXPORT_EVERY");
-  const std::uint64_t thinned = every ? std::strtoull(every, nullptr, 10) : 0;
+  const std::uint64_t thinned = every && *every ? std::strtoull(every, nullptr, 10) : 0;
   auto batch = std::make_unique<Batch>();
   std::uint64_t index = 0;
   for (std::uint64_t bits = first; bits < (1ull << 32); bits += stride, ++index) {
