@@ -28,9 +28,11 @@ import sruexport
 from sruexport.engines import Port, environments
 from sruexport.engines.process import EngineProcess
 from sruexport.layers.sru import SRU
+from sruexport.recurrences import DOMAIN, DOMAIN_VERSION
 
 OURS, PRODUCTS, BODY, FORM = "ours", "products", "function body", "lstm form"
 ORT_LSTM, TORCH_LSTM, SRU_PACKAGE, OPENVINO_LSTM = "ONNX Runtime LSTM", "torch LSTM", "sru package", "OpenVINO LSTM"
+OP, SRU_OP = "our op alone", "sru package's op"
 ALL = (OURS, PRODUCTS, BODY, FORM, ORT_LSTM, TORCH_LSTM, SRU_PACKAGE, OPENVINO_LSTM)
 
 #: The largest relative difference between ours and the function body, both in float32.
@@ -211,6 +213,39 @@ class InOpenVino:
         self._process.close()
 
 
+def op_alone(shape: Shape) -> onnx.ModelProto:
+    """One layer's SRURecurrence and nothing else."""
+    steps, rows, units = shape.steps, shape.batch, shape.units
+    inputs = {"u": [steps, rows, 3 * units], "x": [steps, rows, units], "v": [1, 1, 2 * units], "bias": [2 * units]}
+    inputs |= {"c0": [rows, units]}
+    options = {"direction": "forward", "activation": "identity", "masked": 0, "v_per_step": 0}
+    outputs = {"h": inputs["x"], "c": inputs["c0"]}
+    node = helper.make_node("SRURecurrence", [*inputs, "mask"], [*outputs], domain=DOMAIN, **options)
+    model = graph([node], inputs, outputs, [numpy_helper.from_array(np.zeros((1, 1), np.int32), "mask")])
+    model.opset_import.append(helper.make_opsetid(DOMAIN, DOMAIN_VERSION))
+    return model
+
+
+def sru_op_alone(shape: Shape) -> Contender:
+    """What the package's layer calls behind its product (`sru.ops`, for one direction), in the package's layout."""
+    sru_package()
+    steps, rows, units = shape.steps, shape.batch, shape.units
+    u, x, c0 = torch.rand(steps, rows, 3 * units), torch.rand(steps, rows, units), torch.rand(rows, units)
+    weight_c, bias = torch.rand(2 * units), torch.rand(2 * units)
+    identity, has_skip_term, scale_x, is_custom = 0, True, 1.0, False
+
+    def op() -> Any:
+        return torch.ops.sru_cpu.cpu_forward(
+            u, x, weight_c, bias, c0, None, steps, rows, units, 3, identity, has_skip_term, scale_x, is_custom
+        )
+
+    def contender(runs: int) -> list[float]:
+        with torch.inference_mode():
+            return timed(op, runs)
+
+    return contender
+
+
 def contenders(
     shape: Shape, kernels: Path, threads: int, folder: Path, stack: ExitStack
 ) -> tuple[dict[str, Contender], float]:
@@ -248,8 +283,11 @@ def contenders(
         ORT_LSTM: in_runtime,
         TORCH_LSTM: in_torch(nn.LSTM(shape.units, shape.units, shape.layers), shape, 2),
     }
+    onnx.save(op_alone(shape), folder / "op.onnx")
+    found[OP] = InOnnxRuntime(folder / "op.onnx", shape, threads, kernels)
     if importlib.util.find_spec("sru") is not None:
         found[SRU_PACKAGE] = in_torch(sru_package().SRU(shape.units, shape.units, shape.layers), shape, 1)
+        found[SRU_OP] = sru_op_alone(shape)
     if environments.version(TimedOpenVino()) is not None:
         found[OPENVINO_LSTM] = stack.enter_context(closing(InOpenVino(folder / "lstm.onnx", in_runtime.feeds, threads)))
     return found, difference

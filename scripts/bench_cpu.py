@@ -12,7 +12,8 @@ of threads, in turns:
 - function body: the same file without the library;
 - lstm form: the same file converted to a plain LSTM (`sruexport convert --to lstm`), in ONNX Runtime;
 - ONNX Runtime's LSTM, torch.nn.LSTM and OpenVINO's LSTM: LSTMs of the same layers and units;
-- sru: the `sru` package's own CPU op.
+- sru package: the same model in the `sru` package, with its own CPU op;
+- our op and the package's op alone: one layer's recurrence without its product.
 
 Shapes that begin with "linear" are SRU without weight_c: LinearRecurrence. Nothing is timed unless ours agrees with the
 function body. What is not installed is left out, with a word (`sruexport engines install openvino`). It takes some

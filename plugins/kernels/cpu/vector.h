@@ -48,9 +48,7 @@ SRUEXPORT_INLINE To bits_of(const From& from) {
   return to;
 }
 
-SRUEXPORT_INLINE Float splat(float value) { return Float{} + value; }
-
-// What a tensor's elements are computed in: `Vector` at a time, with a state of `State`.
+// What a tensor's elements are computed in: a `Vector` of `lanes` of them, with a state of `State`.
 template <class Tensor>
 struct Wide {
   using Vector = Float;
@@ -63,6 +61,54 @@ struct Wide<double> {
   using State = double;
   static constexpr int lanes = 1;
 };
+
+// Vectors that go through the same operations side by side. One after another they would wait: a gate is a chain of
+// some thirty operations, and a processor looks ahead over two or three such chains only.
+template <class Vector, int count>
+struct Pack {
+  Vector part[count];
+};
+template <int count>
+using Floats = Pack<Float, count>;
+
+// operation(i) for every part.
+template <class Vector, int count, class Operation>
+SRUEXPORT_INLINE Pack<Vector, count> parts(const Operation& operation) {
+  Pack<Vector, count> result;
+#pragma GCC unroll 16
+  for (int i = 0; i < count; ++i) result.part[i] = operation(i);
+  return result;
+}
+
+#define SRUEXPORT_OPERATOR(op)                                                                                   \
+  template <class Vector, int count>                                                                             \
+  SRUEXPORT_INLINE Pack<Vector, count> operator op(const Pack<Vector, count>& a, const Pack<Vector, count>& b) { \
+    return parts<Vector, count>([&](int i) SRUEXPORT_ALWAYS_INLINE { return a.part[i] op b.part[i]; });          \
+  }                                                                                                              \
+  template <class Vector, int count>                                                                             \
+  SRUEXPORT_INLINE Pack<Vector, count> operator op(const Pack<Vector, count>& a, float b) {                      \
+    return parts<Vector, count>([&](int i) SRUEXPORT_ALWAYS_INLINE { return a.part[i] op b; });                  \
+  }                                                                                                              \
+  template <class Vector, int count>                                                                             \
+  SRUEXPORT_INLINE Pack<Vector, count> operator op(float a, const Pack<Vector, count>& b) {                      \
+    return parts<Vector, count>([&](int i) SRUEXPORT_ALWAYS_INLINE { return a op b.part[i]; });                  \
+  }
+SRUEXPORT_OPERATOR(+)
+SRUEXPORT_OPERATOR(-)
+SRUEXPORT_OPERATOR(*)
+SRUEXPORT_OPERATOR(/)
+#undef SRUEXPORT_OPERATOR
+
+template <class Vector, int count>
+SRUEXPORT_INLINE Pack<Vector, 2 * count> join(const Pack<Vector, count>& a, const Pack<Vector, count>& b) {
+  return parts<Vector, 2 * count>(
+      [&](int i) SRUEXPORT_ALWAYS_INLINE { return i < count ? a.part[i] : b.part[i - count]; });
+}
+
+template <int half, class Vector, int count>
+SRUEXPORT_INLINE Pack<Vector, count / 2> half_of(const Pack<Vector, count>& both) {
+  return parts<Vector, count / 2>([&](int i) SRUEXPORT_ALWAYS_INLINE { return both.part[i + half * (count / 2)]; });
+}
 
 SRUEXPORT_INLINE Float widened(Short half, Half) {
 #if defined(__AVX512F__)
@@ -109,58 +155,73 @@ SRUEXPORT_INLINE Short narrowed(const Float& value, BFloat16) {
   return __builtin_convertvector(kept >> 16, Short);
 }
 
-// A whole vector of elements, or the first `count` of one.
-template <int lanes>
-struct Whole {};
+// What is loaded, computed and stored at once: `count` whole vectors, or the first `count` elements of one.
+template <int count>
+struct Whole {
+  static constexpr int vectors = count;
+  template <class Tensor>
+  static constexpr std::size_t elements() {
+    return Wide<Tensor>::lanes;
+  }
+};
 struct Part {
-  int count;
+  static constexpr int vectors = 1;
+  std::int64_t count;
+  template <class Tensor>
+  std::size_t elements() const {
+    return static_cast<std::size_t>(count);
+  }
 };
 
-template <int lanes>
-SRUEXPORT_INLINE std::size_t bytes(Whole<lanes>, std::size_t element) {
-  return lanes * element;
-}
-SRUEXPORT_INLINE std::size_t bytes(Part part, std::size_t element) {
-  return static_cast<std::size_t>(part.count) * element;
-}
-
-template <class Extent>
-SRUEXPORT_INLINE Float load(const float* from, Extent extent) {
+SRUEXPORT_INLINE Float load_vector(const float* from, std::size_t elements) {
   Float value{};
-  std::memcpy(&value, from, bytes(extent, sizeof(*from)));
+  std::memcpy(&value, from, elements * sizeof(*from));
   return value;
 }
-template <class Tensor, class Extent>
-SRUEXPORT_INLINE Float load(const Tensor* from, Extent extent) {
+template <class Tensor>
+SRUEXPORT_INLINE Float load_vector(const Tensor* from, std::size_t elements) {
   Short value{};
-  std::memcpy(&value, from, bytes(extent, sizeof(*from)));
+  std::memcpy(&value, from, elements * sizeof(*from));
   return widened(value, Tensor{});
 }
-template <class Extent>
-SRUEXPORT_INLINE double load(const double* from, Extent) {
-  return *from;
-}
+SRUEXPORT_INLINE double load_vector(const double* from, std::size_t) { return *from; }
 
-template <class Extent>
-SRUEXPORT_INLINE void store(float* to, const Float& value, Extent extent) {
-  std::memcpy(to, &value, bytes(extent, sizeof(*to)));
+SRUEXPORT_INLINE void store_vector(float* to, const Float& value, std::size_t elements) {
+  std::memcpy(to, &value, elements * sizeof(*to));
 }
-template <class Tensor, class Extent>
-SRUEXPORT_INLINE void store(Tensor* to, const Float& value, Extent extent) {
+template <class Tensor>
+SRUEXPORT_INLINE void store_vector(Tensor* to, const Float& value, std::size_t elements) {
   const Short narrow = narrowed(value, Tensor{});
-  std::memcpy(to, &narrow, bytes(extent, sizeof(*to)));
+  std::memcpy(to, &narrow, elements * sizeof(*to));
 }
-template <class Extent>
-SRUEXPORT_INLINE void store(double* to, double value, Extent) {
-  *to = value;
+SRUEXPORT_INLINE void store_vector(double* to, double value, std::size_t) { *to = value; }
+
+template <class Tensor, class Extent>
+SRUEXPORT_INLINE auto load(const Tensor* from, Extent extent) {
+  using Vector = typename Wide<Tensor>::Vector;
+  return parts<Vector, Extent::vectors>([&](int i) SRUEXPORT_ALWAYS_INLINE {
+    return load_vector(from + i * Wide<Tensor>::lanes, extent.template elements<Tensor>());
+  });
 }
 
-// Calls step(k, extent) for the vectors of elements 0 .. count - 1.
-template <int lanes, class Step>
+template <class Tensor, class Vector, int count, class Extent>
+SRUEXPORT_INLINE void store(Tensor* to, const Pack<Vector, count>& values, Extent extent) {
+#pragma GCC unroll 16
+  for (int i = 0; i < count; ++i) {
+    store_vector(to + i * Wide<Tensor>::lanes, values.part[i], extent.template elements<Tensor>());
+  }
+}
+
+// Calls step(k, extent) so that elements 0 .. count - 1 are done, `group` vectors at a time while there are so many.
+template <class Tensor, int group, class Step>
 SRUEXPORT_INLINE void each_vector(std::int64_t count, const Step& step) {
+  constexpr std::int64_t lanes = Wide<Tensor>::lanes;
   std::int64_t k = 0;
-  for (; k + lanes <= count; k += lanes) step(k, Whole<lanes>{});
-  if (k < count) step(k, Part{static_cast<int>(count - k)});
+  for (; k + group * lanes <= count; k += group * lanes) step(k, Whole<group>{});
+  if constexpr (group > 1) {
+    for (; k + lanes <= count; k += lanes) step(k, Whole<1>{});
+  }
+  if (k < count) step(k, Part{count - k});
 }
 
 }  // namespace sruexport::cpu::SRUEXPORT_TARGET

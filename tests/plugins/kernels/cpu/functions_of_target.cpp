@@ -6,16 +6,12 @@ namespace {
 
 using namespace sruexport::cpu::SRUEXPORT_TARGET;
 
-template <class Function>
-SRUEXPORT_INLINE void each(const float* x, float* y, std::size_t count, const Function& function) {
-  each_vector<kLanes>(static_cast<std::int64_t>(count), [&](std::int64_t k, auto extent) SRUEXPORT_ALWAYS_INLINE {
-    store(y + k, function(load(x + k, extent)), extent);
-  });
-}
-
-#define SRUEXPORT_FUNCTION(name)                                         \
-  void name##_of(const float* x, float* y, std::size_t count) {          \
-    each(x, y, count, [](const Float& value) { return sruexport::cpu::SRUEXPORT_TARGET::name(value); }); \
+#define SRUEXPORT_FUNCTION(name)                                                              \
+  void name##_of(const float* x, float* y, std::size_t count) {                               \
+    const auto each = [&](std::int64_t k, auto extent) SRUEXPORT_ALWAYS_INLINE {              \
+      store(y + k, sruexport::cpu::SRUEXPORT_TARGET::name(load(x + k, extent)), extent);      \
+    };                                                                                        \
+    each_vector<float, 2>(static_cast<std::int64_t>(count), each);                            \
   }
 SRUEXPORT_FUNCTION(exp)
 SRUEXPORT_FUNCTION(sigmoid)

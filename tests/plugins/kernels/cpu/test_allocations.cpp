@@ -12,13 +12,14 @@ bool watching = false;
 int allocations = 0;
 }  // namespace
 
-void* operator new(std::size_t size) {
+// Not inline: GCC would see memory of `new` given to `free`.
+__attribute__((noinline)) void* operator new(std::size_t size) {
   if (watching) ++allocations;
   if (void* memory = std::malloc(size)) return memory;
   throw std::bad_alloc();
 }
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+__attribute__((noinline)) void operator delete(void* memory) noexcept { std::free(memory); }
+__attribute__((noinline)) void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
 
 using namespace sruexport::cpu;
 
