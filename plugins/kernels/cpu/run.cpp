@@ -15,8 +15,10 @@ constexpr std::int64_t kLinearLanes = 16;
 // Lanes times steps that are worth waking a thread for: about 10 us in either recurrence.
 constexpr std::int64_t kSRUWork = 16 * 1024;
 constexpr std::int64_t kLinearWork = 96 * 1024;
-// States of chunks lie on the stack: so many at most.
-constexpr std::int64_t kChunkStates = 2048;
+// States of chunks lie on the stack: so many at most. Each chunk's begin on lines of the cache that no other chunk's
+// thread writes to at every step.
+constexpr std::int64_t kChunkStates = 4096;
+constexpr std::int64_t kApart = 32;
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
@@ -57,7 +59,7 @@ std::int64_t chunks_of(const LinearParams& params, const Host& host) {
   const std::int64_t lanes = lanes_of(params.sizes);
   const std::int64_t tasks = ceil_div(lanes, kLinearLanes);
   std::int64_t threads = std::min<std::int64_t>(host.threads, lanes * params.sizes.steps / kLinearWork);
-  threads = std::min(threads, kChunkStates / std::max<std::int64_t>(lanes, 1) - 1);
+  threads = std::min(threads, kChunkStates / (ceil_div(lanes, kApart) * kApart) - 1);
   const bool faster = 4 * (threads + 1) > 10 * tasks;  // by a quarter at least
   return faster && threads > 1 ? threads + 1 : 1;
 }
@@ -67,35 +69,37 @@ std::int64_t chunks_of(const LinearParams& params, const Host& host) {
 template <class State>
 void run_chunks(const LinearParams& params, const Host& host, const Target& target, std::int64_t chunks) {
   const std::int64_t lanes = lanes_of(params.sizes), steps = params.sizes.steps;
-  State starts[kChunkStates], products[kChunkStates];
+  const std::int64_t stride = ceil_div(lanes, kApart) * kApart;
+  alignas(kApart * sizeof(State)) State starts[kChunkStates], products[kChunkStates];
   auto* last = static_cast<State*>(params.h_last);
   const auto block = [&](std::int64_t chunk) {
     return Block{{0, lanes}, {steps * chunk / chunks, steps * (chunk + 1) / chunks}};
   };
   // The sum of a chunk is where the next one's start will be.
-  std::memcpy(starts + lanes, last, static_cast<std::size_t>(lanes) * sizeof(State));
-  std::fill(starts + 2 * lanes, starts + chunks * lanes, State{0});
-  std::fill(products + lanes, products + (chunks - 1) * lanes, State{1});
+  std::copy(last, last + lanes, starts + stride);
+  std::fill(starts + 2 * stride, starts + chunks * stride, State{0});
+  std::fill(products + stride, products + (chunks - 1) * stride, State{1});
   parallel(host, chunks - 1, [&](std::int64_t chunk) {
-    State* next = starts + (chunk + 1) * lanes;
+    State* next = starts + (chunk + 1) * stride;
     if (chunk == 0) return target.linear(params, block(0), next);
-    target.linear_effect(params, block(chunk), products + chunk * lanes, next);
+    target.linear_effect(params, block(chunk), products + chunk * stride, next);
   });
   bool finite = true;
-  for (std::int64_t i = lanes; i < (chunks - 1) * lanes; ++i) {
-    starts[i + lanes] += products[i] * starts[i];
-    finite = finite && std::isfinite(products[i]) && std::isfinite(starts[i + lanes]);
+  for (std::int64_t chunk = 1; chunk < chunks - 1; ++chunk) {
+    for (std::int64_t i = chunk * stride; i < chunk * stride + lanes; ++i) {
+      starts[i + stride] += products[i] * starts[i];
+      finite = finite && std::isfinite(products[i]) && std::isfinite(starts[i + stride]);
+    }
   }
-  const State* first_end = starts + lanes;
   if (!finite) {
     // A product beyond all floats says nothing about the states, which may be finite, or infinite from some step on.
-    std::copy(first_end, first_end + lanes, last);
+    std::copy(starts + stride, starts + stride + lanes, last);
     return target.linear(params, Block{{0, lanes}, {block(1).steps.begin, steps}}, last);
   }
   parallel(host, chunks - 1, [&](std::int64_t index) {
-    target.linear(params, block(index + 1), starts + (index + 1) * lanes);
+    target.linear(params, block(index + 1), starts + (index + 1) * stride);
   });
-  const State* end = starts + (chunks - 1) * lanes;
+  const State* end = starts + (chunks - 1) * stride;
   std::copy(end, end + lanes, last);
 }
 

@@ -17,7 +17,7 @@
 #else
 #define SRUEXPORT_VECTOR_BYTES 16
 #endif
-#if defined(__F16C__)
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
@@ -173,26 +173,72 @@ struct Part {
   }
 };
 
+#if defined(__AVX2__) && !defined(__AVX512F__)
+// A mask of the first lanes.
+SRUEXPORT_INLINE __m256i first(std::size_t elements) {
+  const Int lane{0, 1, 2, 3, 4, 5, 6, 7};
+  return bits_of<__m256i>(lane < static_cast<std::int32_t>(elements));
+}
+#endif
+
+// A vector from or to its first `elements`, the number of a whole one being known when this is compiled. Where there are
+// masks, they are used: a vector that is put together in memory, or taken apart there, waits for that.
 SRUEXPORT_INLINE Float load_vector(const float* from, std::size_t elements) {
   Float value{};
-  std::memcpy(&value, from, elements * sizeof(*from));
+  if (elements == kLanes) {
+    std::memcpy(&value, from, sizeof(value));
+  } else {
+#if defined(__AVX512F__)
+    value = bits_of<Float>(_mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << elements) - 1), from));
+#elif defined(__AVX2__)
+    value = bits_of<Float>(_mm256_maskload_ps(from, first(elements)));
+#else
+    std::memcpy(&value, from, elements * sizeof(*from));
+#endif
+  }
   return value;
 }
 template <class Tensor>
 SRUEXPORT_INLINE Float load_vector(const Tensor* from, std::size_t elements) {
   Short value{};
-  std::memcpy(&value, from, elements * sizeof(*from));
+  if (elements == kLanes) {
+    std::memcpy(&value, from, sizeof(value));
+  } else {
+#if defined(__AVX512F__)
+    value = bits_of<Short>(_mm256_maskz_loadu_epi16(static_cast<__mmask16>((1u << elements) - 1), from));
+#else
+    std::memcpy(&value, from, elements * sizeof(*from));
+#endif
+  }
   return widened(value, Tensor{});
 }
 SRUEXPORT_INLINE double load_vector(const double* from, std::size_t) { return *from; }
 
 SRUEXPORT_INLINE void store_vector(float* to, const Float& value, std::size_t elements) {
-  std::memcpy(to, &value, elements * sizeof(*to));
+  if (elements == kLanes) {
+    std::memcpy(to, &value, sizeof(value));
+  } else {
+#if defined(__AVX512F__)
+    _mm512_mask_storeu_ps(to, static_cast<__mmask16>((1u << elements) - 1), bits_of<__m512>(value));
+#elif defined(__AVX2__)
+    _mm256_maskstore_ps(to, first(elements), bits_of<__m256>(value));
+#else
+    std::memcpy(to, &value, elements * sizeof(*to));
+#endif
+  }
 }
 template <class Tensor>
 SRUEXPORT_INLINE void store_vector(Tensor* to, const Float& value, std::size_t elements) {
   const Short narrow = narrowed(value, Tensor{});
-  std::memcpy(to, &narrow, elements * sizeof(*to));
+  if (elements == kLanes) {
+    std::memcpy(to, &narrow, sizeof(narrow));
+  } else {
+#if defined(__AVX512F__)
+    _mm256_mask_storeu_epi16(to, static_cast<__mmask16>((1u << elements) - 1), bits_of<__m256i>(narrow));
+#else
+    std::memcpy(to, &narrow, elements * sizeof(*to));
+#endif
+  }
 }
 SRUEXPORT_INLINE void store_vector(double* to, double value, std::size_t) { *to = value; }
 
