@@ -12,6 +12,7 @@ from ._version import __version__
 from .checkpoint import read
 from .conversion import Conversion
 from .conversion import convert_file as convert
+from .engines.onnxruntime_kernels import library as kernels
 from .errors import SruExportError
 from .exporter import Exported, export
 from .parity import Report, validate
@@ -29,6 +30,7 @@ __all__ = [
     "__version__",
     "convert",
     "export",
+    "kernels",
     "load",
     "read",
     "torch_lstm",

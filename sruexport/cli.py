@@ -212,6 +212,7 @@ def validate_command(
         raise OptionError("give SOURCE and M.onnx, or --model package.module:factory --weights FILE and M.onnx")
     with talk.progress("validate") as progress:
         from sruexport.display import show_report
+        from sruexport.engines.onnxruntime_kernels import without
         from sruexport.parity.engines import validate_on
         from sruexport.sources import another_checkpoint, choose
 
@@ -228,6 +229,8 @@ def validate_command(
         )
     for report in done.reports:
         show_report(talk.people, report)
+    if not engine and not any(report.form for report in done.reports) and (why := without()):
+        talk.people.print(why, style="dim")
     for name, reason in done.refused.items():
         talk.people.print(f"{name}: {reason}")
     if done.reports and (note := another_checkpoint(made, done.reports[0].source)):
@@ -419,6 +422,7 @@ def demo_command(
     with talk.progress("demo") as progress, tempfile.TemporaryDirectory() as folder:
         from sruexport import demo
         from sruexport.display import show_predictions, show_reports
+        from sruexport.engines.onnxruntime_kernels import without
 
         done = demo.run(Path(folder), output, progress)
     show_predictions(talk.people, {shown.name: shown.predictions for shown in done.examples})
@@ -427,6 +431,8 @@ def demo_command(
         reports[f"{shown.name}, random"] = shown.on_generated
         reports[f"{shown.name}, speech"] = shown.on_recordings
     show_reports(talk.people, reports)
+    if why := without():
+        talk.people.print(why, style="dim")
     talk.document(done.to_dict())
     if not done.passed:
         raise typer.Exit(1)

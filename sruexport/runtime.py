@@ -12,7 +12,7 @@ import numpy as np
 from sruexport.engines import ENGINES, Port, Session
 from sruexport.engines import onnxruntime as ort
 from sruexport.engines.environments import version
-from sruexport.engines.onnxruntime_kernels import OnnxRuntimeKernels, library, missing
+from sruexport.engines.onnxruntime_kernels import OnnxRuntimeKernels, library, missing, without
 from sruexport.errors import EngineError, InputError, closest
 from sruexport.metadata import unpack
 
@@ -136,7 +136,7 @@ def _ran_on(kernels: Path | None, wanted: bool | None, metadata: Mapping[str, An
     if kernels is not None:
         engine = ENGINES[OnnxRuntimeKernels.name]
         return f"{engine.title} {version(engine)}"
-    return f"{plain} without native kernels{'' if wanted is False else f': {missing()}'}"
+    return f"{plain} {without() or 'without native kernels'}"
 
 
 def _fit(port: Port, array: np.ndarray, sizes: dict[str, int], path: Path) -> np.ndarray:

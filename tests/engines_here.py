@@ -18,7 +18,7 @@ from sruexport.engines.process import EngineProcess
 from sruexport.engines.running import ports, read_model
 
 #: Those that CI has: there no test may be skipped for the lack of one.
-IN_CI = ("onnxruntime", "openvino", "tract", "iree", "onnxruntime-web", "tensorrt-rtx")
+IN_CI = ("onnxruntime", "onnxruntime-kernels", "openvino", "tract", "iree", "onnxruntime-web", "tensorrt-rtx")
 
 
 def needs(name: str) -> None:

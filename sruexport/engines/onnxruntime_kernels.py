@@ -35,7 +35,14 @@ class OnnxRuntimeKernels(OnnxRuntime):
 
 
 def library() -> Path | None:
-    """The library of kernels; None where there is none, or SRUEXPORT_KERNELS is off."""
+    """The library of native kernels; None where there is none, or SRUEXPORT_KERNELS is off.
+
+    `sruexport.load` registers it. For a session of your own, with every kernel for the CPU that the file needs:
+
+    >>> options = onnxruntime.SessionOptions()
+    >>> options.register_custom_ops_library(str(sruexport.kernels()))
+    >>> session = onnxruntime.InferenceSession("model.onnx", options)
+    """
     wanted = os.environ.get(VARIABLE, "")
     if wanted:
         return None if wanted == "off" else Path(wanted).expanduser().resolve()
@@ -51,6 +58,11 @@ def missing() -> str:
     except OSError:
         reason = "the kernels were not built"
     return f"{reason} when sruexport was installed: {_REMEDY}"
+
+
+def without() -> str:
+    """What to say where files run without kernels: why, and how to get them; empty where there are some."""
+    return "" if library() else f"without native kernels: {missing()}"
 
 
 def instructions(path: Path) -> str:
