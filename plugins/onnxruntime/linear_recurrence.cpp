@@ -11,24 +11,24 @@ struct LinearOptions {
   explicit LinearOptions(const OrtKernelInfo* info)
       : node(info), direction(node.direction()), masked(node.flag("masked")) {}
   Node node;
-  cpu::Direction direction;
+  Direction direction;
   bool masked;
 };
 
-void run(const LinearOptions& options, cpu::DType dtype, OrtKernelContext* raw) {
+void run(const LinearOptions& options, DType dtype, OrtKernelContext* raw) {
   const Node& node = options.node;
   Ort::KernelContext context(raw);
   const Shape a = shape_of(context.GetInput(A)), h0 = shape_of(context.GetInput(H0));
   if (a.rank != 3) node.refuse("a should have 3 axes");
   const std::int64_t steps = a[0], batch = a[1], channels = a[2];
-  if (options.direction == cpu::Direction::bidirectional && channels % 2) {
+  if (options.direction == Direction::bidirectional && channels % 2) {
     node.refuse("bidirectional takes an even number of channels, and there are " + std::to_string(channels));
   }
   check_shape(node, "b", shape_of(context.GetInput(B)), a);
   check_shape(node, "h0", h0, {batch, channels});
   if (options.masked) check_shape(node, "mask", shape_of(context.GetInput(MASK)), {steps, batch});
 
-  cpu::LinearParams params{};
+  LinearParams params{};
   params.dtype = dtype;
   params.sizes = {steps, batch, channels};
   params.direction = options.direction;

@@ -7,18 +7,18 @@ Node::Node(const OrtKernelInfo* kernel_info) : info(kernel_info), name(info.GetN
 
 void Node::refuse(const std::string& why) const { ORT_CXX_API_THROW(name + ": " + why, ORT_INVALID_ARGUMENT); }
 
-cpu::Direction Node::direction() const {
+Direction Node::direction() const {
   const auto text = info.GetAttribute<std::string>("direction");
-  if (text == "forward") return cpu::Direction::forward;
-  if (text == "reverse") return cpu::Direction::reverse;
-  if (text == "bidirectional") return cpu::Direction::bidirectional;
+  if (text == "forward") return Direction::forward;
+  if (text == "reverse") return Direction::reverse;
+  if (text == "bidirectional") return Direction::bidirectional;
   refuse("direction is '" + text + "': it is forward, reverse or bidirectional");
 }
 
-cpu::Activation Node::activation() const {
+Activation Node::activation() const {
   const auto text = info.GetAttribute<std::string>("activation");
-  if (text == "identity") return cpu::Activation::identity;
-  if (text == "tanh") return cpu::Activation::tanh;
+  if (text == "identity") return Activation::identity;
+  if (text == "tanh") return Activation::tanh;
   refuse("activation is '" + text + "': it is identity or tanh");
 }
 

@@ -24,25 +24,25 @@ template <class Tensor>
 struct TensorType;
 template <>
 struct TensorType<float> {
-  static constexpr auto dtype = cpu::DType::float32;
+  static constexpr auto dtype = DType::float32;
   static constexpr auto tensor = ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
   static constexpr auto state = ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
 };
 template <>
 struct TensorType<double> {
-  static constexpr auto dtype = cpu::DType::float64;
+  static constexpr auto dtype = DType::float64;
   static constexpr auto tensor = ONNX_TENSOR_ELEMENT_DATA_TYPE_DOUBLE;
   static constexpr auto state = ONNX_TENSOR_ELEMENT_DATA_TYPE_DOUBLE;
 };
 template <>
 struct TensorType<Ort::Float16_t> {
-  static constexpr auto dtype = cpu::DType::float16;
+  static constexpr auto dtype = DType::float16;
   static constexpr auto tensor = ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16;
   static constexpr auto state = ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
 };
 template <>
 struct TensorType<Ort::BFloat16_t> {
-  static constexpr auto dtype = cpu::DType::bfloat16;
+  static constexpr auto dtype = DType::bfloat16;
   static constexpr auto tensor = ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16;
   static constexpr auto state = ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
 };
@@ -50,8 +50,8 @@ struct TensorType<Ort::BFloat16_t> {
 // The attributes of a node, with the name of the node for messages.
 struct Node {
   explicit Node(const OrtKernelInfo* info);
-  cpu::Direction direction() const;
-  cpu::Activation activation() const;
+  Direction direction() const;
+  Activation activation() const;
   bool flag(const char* name) const;
   // Throws, with the node's name in front.
   [[noreturn]] void refuse(const std::string& why) const;

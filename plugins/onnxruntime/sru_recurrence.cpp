@@ -15,19 +15,19 @@ struct SRUOptions {
         masked(node.flag("masked")),
         v_per_step(node.flag("v_per_step")) {}
   Node node;
-  cpu::Direction direction;
-  cpu::Activation activation;
+  Direction direction;
+  Activation activation;
   bool masked;
   bool v_per_step;
 };
 
-void run(const SRUOptions& options, cpu::DType dtype, OrtKernelContext* raw) {
+void run(const SRUOptions& options, DType dtype, OrtKernelContext* raw) {
   const Node& node = options.node;
   Ort::KernelContext context(raw);
   const Shape u = shape_of(context.GetInput(U)), c0 = shape_of(context.GetInput(C0));
   if (u.rank != 3 || c0.rank != 2) node.refuse("u should have 3 axes and c0 2");
   const std::int64_t steps = u[0], batch = u[1], channels = c0[1];
-  if (options.direction == cpu::Direction::bidirectional && channels % 2) {
+  if (options.direction == Direction::bidirectional && channels % 2) {
     node.refuse("bidirectional takes an even number of channels, and there are " + std::to_string(channels));
   }
   check_shape(node, "u", u, {steps, batch, 3 * channels});
@@ -40,7 +40,7 @@ void run(const SRUOptions& options, cpu::DType dtype, OrtKernelContext* raw) {
   if (x_broadcast) check_shape(node, "x", x, one);
   if (options.masked) check_shape(node, "mask", shape_of(context.GetInput(MASK)), {steps, batch});
 
-  cpu::SRUParams params{};
+  SRUParams params{};
   params.dtype = dtype;
   params.sizes = {steps, batch, channels};
   params.direction = options.direction;

@@ -21,6 +21,7 @@ __attribute__((noinline)) void* operator new(std::size_t size) {
 __attribute__((noinline)) void operator delete(void* memory) noexcept { std::free(memory); }
 __attribute__((noinline)) void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
 
+using namespace sruexport;
 using namespace sruexport::cpu;
 
 namespace {

@@ -5,65 +5,25 @@
 #include <cmath>
 #include <string>
 
-#include "problem.h"
+#include "../problem.h"
+#include "recurrence.h"
 #include "threads.h"
 
+using namespace sruexport;
 using namespace sruexport::cpu;
 
 namespace {
 
-// The parity rule of sruexport/parity/measure.py: 8 times what plain float32 code is off, or the dtype's own rounding.
 template <class Problem>
 void check(Problem& problem, const Host& host, const Target& target) {
-  const Case& about = problem.about;
-  const std::string text = std::string(name(target)) + " dtype " + std::to_string(static_cast<int>(about.dtype)) + " T " +
-                           std::to_string(about.sizes.steps) + " B " + std::to_string(about.sizes.batch) + " C " +
-                           std::to_string(about.sizes.channels) + " direction " +
-                           std::to_string(static_cast<int>(about.direction)) + " masked " +
-                           std::to_string(about.masked) + " in place " + std::to_string(about.in_place) +
-                           " threads " + std::to_string(host.threads);
+  const std::string text = words(problem.about) + ", threads " + std::to_string(host.threads) + ", " + name(target);
   CAPTURE(text);
   const std::vector<double> exact = expected<double>(problem);
   const std::vector<float> rounded = expected<float>(problem);
   run(problem.params(), host, target);
-  const Array& states = problem.last();
-  const double rounding = about.dtype == DType::float64    ? 0x1p-53
-                          : about.dtype == DType::float32  ? 0x1p-24
-                          : about.dtype == DType::float16  ? 0x1p-11
-                                                           : 0x1p-8;
-  double scale = 1, noise = 0;
-  for (std::size_t i = 0; i < exact.size(); ++i) {
-    scale = std::max(scale, std::fabs(exact[i]));
-    noise = std::max(noise, std::fabs(rounded[i] - exact[i]));
-  }
-  const double bound = (about.dtype == DType::float64 ? 0 : 8 * noise) + 16 * rounding * scale;
-  double worst = 0;
-  for (std::size_t i = 0; i < exact.size(); ++i) {
-    const double found = i < problem.h.size() ? problem.h.get(i) : states.get(i - problem.h.size());
-    worst = std::max(worst, std::isnan(found) ? INFINITY : std::fabs(found - exact[i]));
-  }
-  CHECK(worst <= bound);
+  const Judgement found = judge(problem, exact, rounded);
+  CHECK(found.worst <= found.bound);
 }
-
-struct Random {
-  std::mt19937 engine{20261201};
-  std::int64_t upto(std::int64_t most) { return static_cast<std::int64_t>(engine() % (most + 1)); }
-  bool coin() { return engine() & 1; }
-
-  Case about(std::int64_t steps, std::int64_t batch, std::int64_t channels) {
-    Case about{};
-    about.dtype = static_cast<DType>(upto(3));
-    about.direction = static_cast<Direction>(upto(2));
-    about.activation = static_cast<Activation>(upto(1));
-    about.masked = coin();
-    about.v_per_step = coin();
-    about.x_broadcast = coin();
-    about.in_place = coin();
-    if (about.direction == Direction::bidirectional) channels += channels % 2;
-    about.sizes = {steps, batch, channels};
-    return about;
-  }
-};
 
 template <class Problem>
 void check_everywhere(const Case& about, std::mt19937& random, int threads) {
@@ -134,7 +94,8 @@ TEST_CASE("infinities and NaN go where they go in the definition") {
   const double odd[] = {INFINITY, -INFINITY, std::nan("")};
   for (auto target = targets(); *target; ++target) {
     for (int i = 0; i < 300; ++i) {
-      Random options{std::mt19937(random())};
+      Random options;
+      options.engine.seed(random());
       Case about = options.about(1 + options.upto(9), 1 + options.upto(2), 1 + options.upto(40));
       about.in_place = false;
       SRUProblem sru(about, random);

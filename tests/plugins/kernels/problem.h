@@ -3,15 +3,16 @@
 
 #include <cstdint>
 #include <random>
+#include <string>
 #include <vector>
 
-#include "recurrence.h"
+#include "parameters.h"
 
 // Numbers of a dtype, as float64 and as the bits that a kernel is given.
 class Array {
  public:
   Array() = default;
-  Array(sruexport::cpu::DType dtype, std::size_t size);
+  Array(sruexport::DType dtype, std::size_t size);
   // Rounded to the dtype.
   void set(std::size_t index, double value);
   double get(std::size_t index) const;
@@ -22,22 +23,22 @@ class Array {
   void poison();
 
  private:
-  sruexport::cpu::DType dtype_{};
+  sruexport::DType dtype_{};
   std::size_t size_ = 0;
   std::vector<unsigned char> bytes_;  // exactly as long as the array, so that AddressSanitizer sees what is beyond
 };
 
 struct Case {
-  sruexport::cpu::DType dtype;
-  sruexport::cpu::Sizes sizes;
-  sruexport::cpu::Direction direction;
-  sruexport::cpu::Activation activation;
+  sruexport::DType dtype;
+  sruexport::Sizes sizes;
+  sruexport::Direction direction;
+  sruexport::Activation activation;
   bool masked, v_per_step, x_broadcast, in_place;
 };
 
 struct SRUProblem {
   SRUProblem(const Case& about, std::mt19937& random);
-  sruexport::cpu::SRUParams params();
+  sruexport::SRUParams params();
   Case about;
   const Array& last() const { return c; }
   Array u, x, v, bias, c0, h, c;
@@ -46,7 +47,7 @@ struct SRUProblem {
 
 struct LinearProblem {
   LinearProblem(const Case& about, std::mt19937& random);
-  sruexport::cpu::LinearParams params();
+  sruexport::LinearParams params();
   Case about;
   const Array& last() const { return h_last; }
   Array a, b, h0, h, h_last;
@@ -58,3 +59,22 @@ template <class Real>
 std::vector<Real> expected(const SRUProblem& problem);
 template <class Real>
 std::vector<Real> expected(const LinearProblem& problem);
+
+// What came out, and what it may be off by: the parity rule of sruexport/parity/measure.py, 8 times what plain float32
+// code is off, or the dtype's own rounding.
+struct Judgement {
+  double worst;
+  double bound;
+};
+template <class Problem>
+Judgement judge(const Problem& problem, const std::vector<double>& exact, const std::vector<float>& rounded);
+
+std::string words(const Case& about);
+
+// Options at random.
+struct Random {
+  std::mt19937 engine{20261201};
+  std::int64_t upto(std::int64_t most) { return static_cast<std::int64_t>(engine() % (most + 1)); }
+  bool coin() { return engine() & 1; }
+  Case about(std::int64_t steps, std::int64_t batch, std::int64_t channels);
+};

@@ -4,7 +4,7 @@
 #include <cstring>
 #include <limits>
 
-using namespace sruexport::cpu;
+using namespace sruexport;
 
 namespace {
 
@@ -238,3 +238,47 @@ template std::vector<float> expected<float>(const SRUProblem&);
 template std::vector<double> expected<double>(const SRUProblem&);
 template std::vector<float> expected<float>(const LinearProblem&);
 template std::vector<double> expected<double>(const LinearProblem&);
+
+template <class Problem>
+Judgement judge(const Problem& problem, const std::vector<double>& exact, const std::vector<float>& rounded) {
+  const DType dtype = problem.about.dtype;
+  const double rounding = dtype == DType::float64    ? 0x1p-53
+                          : dtype == DType::float32  ? 0x1p-24
+                          : dtype == DType::float16  ? 0x1p-11
+                                                     : 0x1p-8;
+  double scale = 1, noise = 0, worst = 0;
+  for (std::size_t i = 0; i < exact.size(); ++i) {
+    scale = std::max(scale, std::fabs(exact[i]));
+    noise = std::max(noise, std::fabs(rounded[i] - exact[i]));
+    const bool output = i < problem.h.size();
+    const double found = output ? problem.h.get(i) : problem.last().get(i - problem.h.size());
+    worst = std::max(worst, std::isnan(found) ? INFINITY : std::fabs(found - exact[i]));
+  }
+  return {worst, (dtype == DType::float64 ? 0 : 8 * noise) + 16 * rounding * scale};
+}
+
+template Judgement judge(const SRUProblem&, const std::vector<double>&, const std::vector<float>&);
+template Judgement judge(const LinearProblem&, const std::vector<double>&, const std::vector<float>&);
+
+std::string words(const Case& about) {
+  const auto part = [](const char* name, std::int64_t value) { return std::string(name) + std::to_string(value); };
+  return part("dtype ", static_cast<int>(about.dtype)) + part(", T ", about.sizes.steps) +
+         part(", B ", about.sizes.batch) + part(", C ", about.sizes.channels) +
+         part(", direction ", static_cast<int>(about.direction)) + part(", masked ", about.masked) +
+         part(", v per step ", about.v_per_step) + part(", one x ", about.x_broadcast) +
+         part(", in place ", about.in_place);
+}
+
+Case Random::about(std::int64_t steps, std::int64_t batch, std::int64_t channels) {
+  Case about{};
+  about.dtype = static_cast<DType>(upto(3));
+  about.direction = static_cast<Direction>(upto(2));
+  about.activation = static_cast<Activation>(upto(1));
+  about.masked = coin();
+  about.v_per_step = coin();
+  about.x_broadcast = coin();
+  about.in_place = coin();
+  if (about.direction == Direction::bidirectional) channels += channels % 2;
+  about.sizes = {steps, batch, channels};
+  return about;
+}

@@ -1,0 +1,107 @@
+// What the kernels share: numbers of 16 bits, several channels in one load, gates, and a launch.
+//
+// A kernel takes one struct by value and is launched through cudaLaunchKernel: without the <<< >>> of nvcc's own language
+// any C++ compiler takes these sources, too (tests/plugins/kernels/cuda/cuda_on_cpu.h).
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#if defined(__CUDACC__)
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#endif
+
+#include "../parameters.h"
+
+namespace sruexport::cuda {
+
+constexpr int kThreads = 128;  // of a block
+
+struct Half {
+  std::uint16_t bits;
+};
+struct BFloat16 {
+  std::uint16_t bits;
+};
+
+__device__ inline float widened(float value) { return value; }
+__device__ inline float widened(Half value) { return __half2float(__ushort_as_half(value.bits)); }
+__device__ inline float widened(BFloat16 value) { return __uint_as_float(static_cast<unsigned>(value.bits) << 16); }
+
+__device__ inline void narrow(float value, float& to) { to = value; }
+__device__ inline void narrow(float value, Half& to) { to.bits = __half_as_ushort(__float2half_rn(value)); }
+__device__ inline void narrow(float value, BFloat16& to) { to.bits = __bfloat16_as_ushort(__float2bfloat16_rn(value)); }
+
+// Neighbouring channels that a thread loads and stores at once. Two of 16 bits stay in one register until they are used.
+template <class Tensor, int width>
+struct Channels;
+
+template <class Tensor>
+struct Channels<Tensor, 1> {
+  Tensor value;
+  __device__ float get(int) const { return widened(value); }
+  __device__ void set(int, float to) { narrow(to, value); }
+};
+
+template <class Tensor>
+struct alignas(4) Channels<Tensor, 2> {
+  std::uint32_t both;
+  __device__ float get(int i) const { return widened(Tensor{static_cast<std::uint16_t>(both >> (16 * i))}); }
+  __device__ void set(int i, float to) {
+    Tensor value;
+    narrow(to, value);
+    both = i == 0 ? value.bits : (both & 0xffffu) | (static_cast<std::uint32_t>(value.bits) << 16);
+  }
+};
+
+template <class Tensor, int width>
+__device__ inline Channels<Tensor, width> load(const Tensor* from) {
+  return *reinterpret_cast<const Channels<Tensor, width>*>(from);
+}
+
+template <class Tensor, int width>
+__device__ inline void store(Tensor* to, const Channels<Tensor, width>& value) {
+  *reinterpret_cast<Channels<Tensor, width>*>(to) = value;
+}
+
+// 1 / (1 + exp(-x)) by the hardware's own exp2 and reciprocal, each within 2 ulp: memory is what a kernel waits for, as
+// long as a gate is so short.
+__device__ inline float sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
+
+// Which lanes of B * C a thread has, `width` neighbouring channels of one row and direction; and the steps in its order.
+struct Place {
+  std::int64_t row;      // b
+  std::int64_t channel;  // the first
+  std::int64_t first;    // t of the first step
+  std::int64_t onward;   // 1, or -1 where time runs backward
+};
+
+__device__ inline Place place_of(const Sizes& sizes, Direction direction, std::int64_t lane) {
+  Place place;
+  place.row = lane / sizes.channels;
+  place.channel = lane - place.row * sizes.channels;
+  const bool backward = direction == Direction::reverse ||
+                        (direction == Direction::bidirectional && place.channel >= sizes.channels / 2);
+  place.first = backward ? sizes.steps - 1 : 0;
+  place.onward = backward ? -1 : 1;
+  return place;
+}
+
+// Whether a tensor may be read `width` channels at a time: rows and both halves of them begin at multiples of it.
+template <class Tensor>
+bool aligned(const void* tensor, std::int64_t channels, int width) {
+  return channels % (2 * width) == 0 && reinterpret_cast<std::uintptr_t>(tensor) % (sizeof(Tensor) * width) == 0;
+}
+
+template <class Params>
+cudaError_t launch(void (*kernel)(Params), const Params& params, std::int64_t threads, cudaStream_t stream) {
+  const std::int64_t blocks = (threads + kThreads - 1) / kThreads;
+  if (blocks > 0x7fffffff) return cudaErrorInvalidConfiguration;
+  Params copy = params;
+  void* arguments[] = {&copy};
+  return cudaLaunchKernel(kernel, dim3(static_cast<unsigned>(blocks)), dim3(kThreads), arguments, 0, stream);
+}
+
+}  // namespace sruexport::cuda
