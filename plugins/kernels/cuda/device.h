@@ -89,6 +89,13 @@ __device__ inline Place place_of(const Sizes& sizes, Direction direction, std::i
   return place;
 }
 
+// What a sequence without steps does to states: there is nothing else that a thread may point to.
+template <int width>
+__device__ inline void keep(const void* initial, void* last, std::int64_t lane) {
+#pragma unroll
+  for (int i = 0; i < width; ++i) static_cast<float*>(last)[lane + i] = static_cast<const float*>(initial)[lane + i];
+}
+
 // Whether a tensor may be read `width` channels at a time: rows and both halves of them begin at multiples of it.
 template <class Tensor>
 bool aligned(const void* tensor, std::int64_t channels, int width) {

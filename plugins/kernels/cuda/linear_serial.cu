@@ -24,6 +24,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) linear_serial(const LinearP
   const std::int64_t lane = (static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x) * width;
   const std::int64_t channels = p.sizes.channels, batch = p.sizes.batch, steps = p.sizes.steps;
   if (lane >= batch * channels) return;
+  if (steps == 0) return keep<width>(p.h0, p.h_last, lane);
   const Place place = place_of(p.sizes, p.direction, lane);
   const std::int64_t row = place.first * batch + place.row, row_step = place.onward * batch;
   const std::int64_t first = row * channels + place.channel, onward = row_step * channels;

@@ -26,6 +26,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) sru_serial(const SRUParams 
   const std::int64_t lane = (static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x) * width;
   const std::int64_t channels = p.sizes.channels, batch = p.sizes.batch, steps = p.sizes.steps;
   if (lane >= batch * channels) return;
+  if (steps == 0) return keep<width>(p.c0, p.c, lane);
   const Place place = place_of(p.sizes, p.direction, lane);
   const std::int64_t row = place.first * batch + place.row, row_step = place.onward * batch;
   // Of the next step to be fetched, and of the next one to be computed.
