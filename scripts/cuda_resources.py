@@ -38,7 +38,11 @@ LIMITS = {
     120: (1536, 24),
 }
 REGISTERS = 65536  # of an SM, in all of these; a warp gets them 256 at a time
-THREADS = 128  # of a block: kThreads in device.h
+#: Threads of a block: kThreads in device.h, kBlock in linear_chunked.cu.
+THREADS = {"serial": 128, "chunked": 256}
+#: Shared memory of an SM that blocks can have, in kB, and what CUDA takes of it for each.
+SHARED = {75: 64, 80: 164, 86: 100, 89: 100, 90: 228, 100: 228, 120: 100}
+SHARED_OVERHEAD = 1
 
 
 @dataclass(frozen=True)
@@ -83,25 +87,28 @@ def _kernels(log: str, arch: int) -> Iterator[Kernel]:
     for part in log.split("Compiling entry function '")[1:]:
         used = {name: int(value) for value, name in re.findall(r"(\d+) (registers|bytes smem)", part)}
         spilled = sum(int(value) for value in re.findall(r"(\d+) bytes spill", part))
-        registers = used["registers"]
-        yield Kernel(_name(part), arch, registers, used.get("bytes smem", 0), spilled, _occupancy(registers, arch))
+        name, registers, shared = _name(part), used["registers"], used.get("bytes smem", 0)
+        yield Kernel(name, arch, registers, shared, spilled, _occupancy(name, registers, shared, arch))
 
 
 def _name(part: str) -> str:
-    """linear_serial<float, 1> of _ZN...13linear_serialIfLi1EEEv..."""
+    """linear_serial, float32 x 1 (channels of a thread) for _ZN...13linear_serialIfLi1EEEv..."""
     mangled = part.split("'")[0]
-    found = re.search(r"\d+((?:sru|linear)_\w+?)I(f|NS0_4HalfE|NS0_8BFloat16E)Li(\d)E", mangled)
+    found = re.search(r"\d+((?:sru|linear)_[a-z]+)I(f|NS0_4HalfE|NS0_8BFloat16E)(?:Li(\d)E)?E", mangled)
     if found is None:
         return mangled
     tensor = {"f": "float32", "NS0_4HalfE": "float16", "NS0_8BFloat16E": "bfloat16"}[found[2]]
-    return f"{found[1]}, {tensor} x {found[3]}"
+    return f"{found[1]}, {tensor}" + (f" x {found[3]}" if found[3] else "")
 
 
-def _occupancy(registers: int, arch: int) -> float:
-    threads, blocks = LIMITS[arch]
+def _occupancy(name: str, registers: int, shared: int, arch: int) -> float:
+    most, blocks = LIMITS[arch]
+    threads = THREADS[name.split(",")[0].split("_")[-1]]
     of_warp = -(-registers * 32 // 256) * 256
-    fit = min(REGISTERS // of_warp * 32 // THREADS, threads // THREADS, blocks)
-    return fit * THREADS / threads
+    fit = min(REGISTERS // of_warp * 32 // threads, most // threads, blocks)
+    if shared:
+        fit = min(fit, SHARED[arch] * 1024 // (shared + SHARED_OVERHEAD * 1024))
+    return fit * threads / most
 
 
 def main(

@@ -66,6 +66,23 @@ __device__ inline void store(Tensor* to, const Channels<Tensor, width>& value) {
   *reinterpret_cast<Channels<Tensor, width>*>(to) = value;
 }
 
+// What blocks tell each other: what was written before a release is seen by who acquires it.
+#if defined(__CUDACC__)
+__device__ inline unsigned load_acquire(const unsigned* from) {
+  unsigned value;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
+  return value;
+}
+__device__ inline void store_release(unsigned* to, unsigned value) {
+  asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
+}
+__device__ inline float load_relaxed(const float* from) { return __ldcg(from); }
+#else
+inline unsigned load_acquire(const unsigned* from) { return __atomic_load_n(from, __ATOMIC_ACQUIRE); }
+inline void store_release(unsigned* to, unsigned value) { __atomic_store_n(to, value, __ATOMIC_RELEASE); }
+inline float load_relaxed(const float* from) { return *from; }
+#endif
+
 // 1 / (1 + exp(-x)) by the hardware's own exp2 and reciprocal, each within 2 ulp: memory is what a kernel waits for, as
 // long as a gate is so short.
 __device__ inline float sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }

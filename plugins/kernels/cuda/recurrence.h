@@ -3,6 +3,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include <cstddef>
+
 #include "../parameters.h"
 
 namespace sruexport::cuda {
@@ -13,5 +15,13 @@ namespace sruexport::cuda {
 // Returns what CUDA said; cudaErrorInvalidValue for float64.
 cudaError_t run(const SRUParams& params, cudaStream_t stream);
 cudaError_t run(const LinearParams& params, cudaStream_t stream);
+
+// The same in parallel over T; `workspace` is device memory of so many bytes, which nothing else uses meanwhile.
+std::size_t chunked_workspace(const Sizes& sizes);
+cudaError_t run_chunked(const LinearParams& params, void* workspace, cudaStream_t stream);
+
+// Whether that should be the faster one, on a GPU of so many multiprocessors: where there are too few lanes B * C for the
+// serial kernel to keep memory busy. Not measured yet.
+bool prefer_chunked(const LinearParams& params, int multiprocessors);
 
 }  // namespace sruexport::cuda

@@ -1,17 +1,29 @@
 // Stands in for the CUDA runtime, so that a C++ compiler takes the kernels' own sources and they run on a CPU: in the
 // tests, with its sanitizers. It comes first on the include path there.
 //
-// A launch runs every thread of every block, one after another, on the calling thread. That is all that the serial kernels
-// need; threads that wait for each other (barriers, shuffles) would have to be added here.
+// A launch runs block after block on the calling thread. The threads of a block take turns: each runs to its next barrier,
+// or to its end, and then the next one does. Shared memory is static, and holds what the last block left there. Blocks that
+// wait for later ones would wait for ever; warps (shuffles, votes) are not there.
 #pragma once
+
+#include <ucontext.h>
 
 #include <cmath>
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <memory>
+#include <vector>
+
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/common_interface_defs.h>
+#endif
 
 #define __device__
 #define __global__
 #define __launch_bounds__(...)
+#define __shared__ static
 
 struct dim3 {
   unsigned x, y, z;
@@ -21,17 +33,124 @@ struct dim3 {
 enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorInvalidConfiguration = 9 };
 using cudaStream_t = struct CUstream_st*;
 
-inline thread_local dim3 blockIdx, threadIdx;
+inline dim3 blockIdx, threadIdx;
+
+namespace on_cpu {
+
+// The threads of a block, each on a stack of its own.
+class Block {
+ public:
+  template <class Body>
+  static void run(unsigned threads, const Body& body) {
+    static Block block;
+    block.body_ = [](const void* own) { (*static_cast<const Body*>(own))(); };
+    block.own_ = &body;
+    block.run(threads);
+  }
+
+  // A thread at a barrier.
+  static void wait() { running_->leave(false); }
+
+ private:
+  static constexpr std::size_t kStack = 256 * 1024;
+  struct Thread {
+    ucontext_t context;
+    std::unique_ptr<char[]> stack{new char[kStack]};
+    bool done = false;
+  };
+
+  void run(unsigned count) {
+    while (threads_.size() < count) threads_.emplace_back();
+    running_ = this;
+    for (unsigned i = 0; i < count; ++i) {
+      Thread& thread = threads_[i];
+      thread.done = false;
+      getcontext(&thread.context);
+      thread.context.uc_stack.ss_sp = thread.stack.get();
+      thread.context.uc_stack.ss_size = kStack;
+      thread.context.uc_link = nullptr;
+      makecontext(&thread.context, [] { running_->enter(); }, 0);
+    }
+    for (unsigned ended = 0; ended < count;) {
+      for (current_ = 0; current_ < count; ++current_) {
+        threadIdx = dim3(current_);
+        resume();
+        ended += threads_[current_].done;
+      }
+      if (ended != 0 && ended != count) {
+        std::fputs("some threads of a block ended where others wait at a barrier\n", stderr);
+        std::abort();
+      }
+    }
+  }
+
+  void enter() {
+    entered(nullptr, &outside_, &outside_size_);
+    body_(own_);
+    leave(true);
+  }
+
+  // AddressSanitizer has to know which stack is in use.
+  void resume() {
+    [[maybe_unused]] void* fake = nullptr;
+    leaving(&fake, threads_[current_].stack.get(), kStack);
+    swapcontext(&main_, &threads_[current_].context);
+    entered(fake, nullptr, nullptr);
+  }
+
+  void leave(bool done) {
+    Thread& thread = threads_[current_];
+    thread.done = done;
+    [[maybe_unused]] void* fake = nullptr;
+    leaving(done ? nullptr : &fake, outside_, outside_size_);
+    swapcontext(&thread.context, &main_);
+    entered(fake, nullptr, nullptr);
+  }
+
+  static void leaving([[maybe_unused]] void** fake, [[maybe_unused]] const void* stack, [[maybe_unused]] std::size_t size) {
+#if defined(__SANITIZE_ADDRESS__)
+    __sanitizer_start_switch_fiber(fake, stack, size);
+#endif
+  }
+  static void entered([[maybe_unused]] void* fake, [[maybe_unused]] const void** stack,
+                      [[maybe_unused]] std::size_t* size) {
+#if defined(__SANITIZE_ADDRESS__)
+    __sanitizer_finish_switch_fiber(fake, stack, size);
+#endif
+  }
+
+  static inline Block* running_ = nullptr;
+  std::vector<Thread> threads_;
+  ucontext_t main_;
+  const void* outside_ = nullptr;
+  std::size_t outside_size_ = 0;
+  unsigned current_ = 0;
+  void (*body_)(const void*) = nullptr;
+  const void* own_ = nullptr;
+};
+
+}  // namespace on_cpu
+
+inline void __syncthreads() { on_cpu::Block::wait(); }
+
+inline unsigned atomicAdd(unsigned* to, unsigned value) {
+  const unsigned before = *to;
+  *to += value;
+  return before;
+}
+
+inline cudaError_t cudaMemsetAsync(void* memory, int value, std::size_t bytes, cudaStream_t) {
+  std::memset(memory, value, bytes);
+  return cudaSuccess;
+}
 
 // As cuda_runtime.h has it for typed kernels.
 template <class Params>
 cudaError_t cudaLaunchKernel(void (*kernel)(Params), dim3 grid, dim3 block, void** arguments, std::size_t, cudaStream_t) {
+  const auto& params = *static_cast<const Params*>(arguments[0]);
   for (unsigned b = 0; b < grid.x; ++b) {
-    for (unsigned t = 0; t < block.x; ++t) {
-      blockIdx = dim3(b);
-      threadIdx = dim3(t);
-      kernel(*static_cast<const Params*>(arguments[0]));
-    }
+    blockIdx = dim3(b);
+    on_cpu::Block::run(block.x, [&] { kernel(params); });
   }
   return cudaSuccess;
 }
