@@ -9,6 +9,8 @@
 from __future__ import annotations
 
 from ._version import __version__
+from .building import Built
+from .building import build_file as build
 from .checkpoint import read
 from .conversion import Conversion
 from .conversion import convert_file as convert
@@ -21,6 +23,7 @@ from .torch_conversion import TorchConversion
 from .torch_conversion import convert_to_torch as torch_lstm
 
 __all__ = [
+    "Built",
     "Conversion",
     "Exported",
     "LoadedModel",
@@ -28,6 +31,7 @@ __all__ = [
     "SruExportError",
     "TorchConversion",
     "__version__",
+    "build",
     "convert",
     "export",
     "kernels",

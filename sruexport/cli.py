@@ -20,6 +20,8 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, SpinnerColumn, TextColumn
+from rich.progress import Progress as ProgressBar
 from rich.text import Text
 
 from sruexport._version import __version__
@@ -89,11 +91,25 @@ class _Talk:
     @contextmanager
     def progress(self, what: str) -> Iterator[Callable[[str], None]]:
         """A line on stderr that says which step is on, and afterwards the warnings that came up."""
+        with self._warnings_kept(), self.errors.status(Text(what)) as status:
+            yield lambda step: status.update(Text(f"{what}: {step}"))
+
+    @contextmanager
+    def bar(self, what: str) -> Iterator[Callable[[str, float], None]]:
+        """As `progress`, with a bar for the share that is done."""
+        columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn())
+        quiet = not self.errors.is_terminal  # where it would leave an empty line
+        bar = ProgressBar(*columns, console=self.errors, transient=True, disable=quiet)
+        with self._warnings_kept(), bar:
+            task = bar.add_task(what, total=1.0)
+            yield lambda step, share: bar.update(task, description=f"{what}: {step}", completed=share)
+
+    @contextmanager
+    def _warnings_kept(self) -> Iterator[None]:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", ModelWarning)
             try:
-                with self.errors.status(Text(what)) as status:
-                    yield lambda step: status.update(Text(f"{what}: {step}"))
+                yield
             finally:
                 found = (str(w.message) for w in caught if issubclass(w.category, ModelWarning))
                 self.warnings = list(dict.fromkeys(found))
@@ -334,6 +350,60 @@ def convert_command(
     talk.document(done.to_dict())
     if not done.passed:
         raise typer.Exit(1)
+
+
+@app.command("build")
+def build_command(
+    source: Annotated[Path, typer.Argument(metavar="M.onnx", help="A file of sruexport, exported or converted.")],
+    engine: Annotated[str, typer.Option(help="The engine to build for: tensorrt-rtx.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The engine file. It appears whole or not at all.")],
+    form: Annotated[
+        str | None,
+        typer.Option(help=f"Only in this form: 'as exported', or one of {_FORMS.removesuffix(f', {_TORCH_LSTM}')}."),
+    ] = None,
+    min_: Annotated[
+        list[str] | None, typer.Option("--min", help="Smallest sizes of dynamic dims, such as T=1,B=1. [1]")
+    ] = None,
+    opt: Annotated[list[str] | None, typer.Option("--opt", help="Sizes that it is to be fastest with. [32]")] = None,
+    max_: Annotated[list[str] | None, typer.Option("--max", help="Largest sizes. [512]")] = None,
+    capability: Annotated[
+        list[str] | None,
+        typer.Option(help="The GPU's compute capability without the dot: 75, 80, 86, 89, 120, 121. Repeatable. [86]"),
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="Only if the file is in this dtype: the engine file computes in the file's own.")
+    ] = None,
+    workspace: Annotated[int | None, typer.Option(help="MiB of scratch memory that it may use at most.")] = None,
+    limit: Limit = 300.0,
+    as_json: Json = False,
+) -> None:
+    """Build an engine file for a GPU that need not be here.
+
+    It is built in the first form that the engine's builder takes, without plugins. It is not run: only that GPU can.
+    """
+    talk = _Talk(as_json)
+    with talk.bar("build") as progress:
+        from sruexport.building import build_file
+        from sruexport.display import show_built
+        from sruexport.sources import keep_apart, parse_profile
+
+        keep_apart(output, source)
+        done = build_file(
+            source,
+            output,
+            engine=engine,
+            form=form,
+            min_sizes=parse_profile(min_ or [], "--min"),
+            opt_sizes=parse_profile(opt or [], "--opt"),
+            max_sizes=parse_profile(max_ or [], "--max"),
+            capabilities=capability or (),
+            dtype=dtype,
+            workspace=workspace,
+            limit=limit,
+            progress=progress,
+        )
+    show_built(talk.people, done)
+    talk.document(done.to_dict())
 
 
 engines_app = typer.Typer(help="List the engines and install them.", invoke_without_command=True)

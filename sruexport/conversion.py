@@ -238,18 +238,32 @@ def _verify(
     return report, ""
 
 
-def _original(source: Path, sizes: Mapping[str, int]) -> ir.Model:
+def read_exported(source: Path, then: str) -> ir.Model:
+    """Read a file that sruexport wrote.
+
+    Args:
+        then: what is to be done with it, in a word.
+
+    Raises:
+        ModelFileError: it cannot be read, or is a checkpoint.
+        ConversionError: it was not written by sruexport.
+    """
     try:
         model = read_model(source)
     except ModelFileError:
         if not _is_checkpoint(source):
             raise
         raise ModelFileError(
-            f"{source}: is a checkpoint and no ONNX file: export it, and convert what that writes "
+            f"{source}: is a checkpoint and no ONNX file: export it, and {then} what that writes "
             f"(sruexport export {source} -o M.onnx)"
         ) from None
     if not unpack(model.metadata_props, source):
         raise ConversionError(f"{source}: was not written by sruexport")
+    return model
+
+
+def _original(source: Path, sizes: Mapping[str, int]) -> ir.Model:
+    model = read_exported(source, "convert")
     if is_converted(model):
         form = form_of(model).get("name")
         raise ConversionError(

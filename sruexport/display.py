@@ -9,8 +9,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from sruexport.building import Built
 from sruexport.conversion import Conversion
 from sruexport.converters import FORMS
+from sruexport.engines import ENGINES
 from sruexport.matrix import Cell, Matrix
 from sruexport.parity import Errors, Report
 from sruexport.parity.measure import floor
@@ -116,6 +118,26 @@ def show_conversion(console: Console, done: Conversion) -> None:
         show_report(console, done.report)
     if done.report is not None and not done.passed:
         console.print(Text(f"{done.path} was not written: {done.report.engine} fails it", style="bold red"))
+
+
+def show_built(console: Console, done: Built) -> None:
+    """What was built, for which GPUs and sizes, in which form and why, and that nobody has run it."""
+    engine = ENGINES[done.engine].title
+    console.print(
+        f"wrote {done.path} ({done.bytes:,} bytes), built in {done.seconds:.1f} s by {engine} {done.version}, "
+        f"for compute capability {', '.join(done.capabilities)}"
+    )
+    about = FORMS[done.form].about if done.form in FORMS else "the recurrences by their function bodies"
+    console.print(f"form {done.form}: {about}; {done.dtype}")
+    for name, reason in done.passed_over.items():
+        console.print(Text(f"not {name}: {reason}", style="dim"))
+    _show_scales(console, done.layers)
+    for kind, given in (("input", done.inputs), ("output", done.outputs)):
+        for port in given:
+            console.print(Text(f"{kind} {port.name} {port.dtype} {_dims(port.shape)}"))
+    for name, (low, best, high) in done.sizes.items():
+        console.print(f"{name} from {low} to {high}, fastest at {best}")
+    console.print(Text(f"not run here: {done.not_run}", style="yellow"))
 
 
 def show_torch_conversion(console: Console, done: TorchConversion) -> None:

@@ -263,8 +263,8 @@ def _one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(": ")
 
 
-def parse_sizes(texts: Sequence[str]) -> dict[str, int]:
-    """``["T=50"]`` as ``{"T": 50}``.
+def parse_sizes(texts: Sequence[str], option: str = "--size") -> dict[str, int]:
+    """``["T=50"]`` as ``{"T": 50}``; `option` is what they were given with.
 
     Raises:
         OptionError: one is not NAME=NUMBER.
@@ -273,11 +273,16 @@ def parse_sizes(texts: Sequence[str]) -> dict[str, int]:
     for text in texts:
         name, _, number = text.partition("=")
         if not name or not (number.isascii() and number.isdigit()):
-            raise OptionError(f"--size {text}: write NAME=NUMBER, such as T=50")
+            raise OptionError(f"{option} {text}: write NAME=NUMBER, such as T=50")
         if name in sizes:
-            raise OptionError(f"--size {text}: '{name}' is given twice")
+            raise OptionError(f"{option} {text}: '{name}' is given twice")
         sizes[name] = int(number)
     return sizes
+
+
+def parse_profile(texts: Sequence[str], option: str) -> dict[str, int]:
+    """As `parse_sizes`, with several in a text: ``["T=50,B=8"]``."""
+    return parse_sizes([part.strip() for text in texts for part in text.split(",")], option)
 
 
 def parse_ranges(texts: Sequence[str]) -> dict[str, tuple[float, float]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sruexport.engines.base import AS_EXPORTED, Engine, Job, Opened
+from sruexport.engines.base import AS_EXPORTED, BuildingEngine, Engine, Job, Opened, Progress
 from sruexport.engines.onnxruntime import OnnxRuntime
 
 
@@ -105,6 +106,30 @@ class Echo(Engine):
 class _Echo(_Opened):
     def run(self, feeds: Mapping[str, np.ndarray]) -> Sequence[np.ndarray]:
         return [feeds[port.name] for port in self._job.inputs]
+
+
+class Forge(Echo, BuildingEngine):
+    """Builds a file that has its job in it, or as many bytes as the option "bytes" says, but takes no Scan.
+
+    It tells of two steps, and does the option "build" between them.
+    """
+
+    name = "forge"
+    title = "Forge"
+    forms = ("parallel", "scan", "loop")
+    capabilities = ("1", "2")
+    capability = "1"
+    only_builds = "its machine is elsewhere"
+
+    def build(self, job: Job, progress: Progress) -> bytes:
+        progress("heating", 0.25)
+        DEEDS[job.options.get("build", "")]()
+        progress("casting", 0.75)
+        if job.path.exists() and b"Scan" in job.path.read_bytes():
+            raise ValueError("a Scan melts")
+        if "bytes" in job.options:
+            return bytes(int(job.options["bytes"]))
+        return json.dumps({"options": job.options, "sizes": job.sizes}).encode()
 
 
 class Picky(OnnxRuntime):

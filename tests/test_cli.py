@@ -151,13 +151,13 @@ def refused(done: Done, *parts: str, code: int = 2) -> None:
 def test_help_has_every_command_with_a_whole_sentence(run):
     done = run("--help")
     assert done.code == 0
-    for name in ("inspect", "export", "validate", "convert", "engines", "matrix", "demo"):
+    for name in ("inspect", "export", "validate", "convert", "build", "engines", "matrix", "demo"):
         (line,) = [line for line in done.out.splitlines() if line.strip().startswith(name)]
         assert line.endswith(".")
         assert not line.endswith("...")
 
 
-@pytest.mark.parametrize("command", ["inspect", "export", "validate", "convert", "engines", "matrix", "demo"])
+@pytest.mark.parametrize("command", ["inspect", "export", "validate", "convert", "build", "engines", "matrix", "demo"])
 def test_help_of_every_command_has_json(run, command):
     done = run(command, "--help")
     assert done.code == 0

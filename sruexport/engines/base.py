@@ -10,7 +10,7 @@ import json
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,6 +18,10 @@ import numpy as np
 
 #: In `forms`: the file with custom ops and their function bodies, as it was exported.
 AS_EXPORTED = "as exported"
+#: Smallest, best and largest size of a dynamic dim that an engine is built for, where none are given.
+DEFAULT_SIZES = (1, 32, 512)
+#: Told of a step: its name, and which share of the whole is done, from 0 to 1.
+Progress = Callable[[str, float], None]
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,7 @@ class Job:
         inputs, outputs: of its graph, in order; engines tend to rename them.
         workdir: an empty folder for what the engine writes on its way; it is removed afterwards.
         options: of the engine, such as the GPU to build for.
+        sizes: by a dynamic dim's name the smallest, best and largest size, for engines that are built for a range.
     """
 
     path: Path
@@ -64,12 +69,14 @@ class Job:
     outputs: tuple[Port, ...]
     workdir: Path
     options: Mapping[str, str]
+    sizes: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
 
     def to_json(self) -> str:
         def plain(ports: Sequence[Port]) -> list[Any]:
             return [[port.name, port.dtype.str, list(port.shape)] for port in ports]
 
         content = {"path": str(self.path), "workdir": str(self.workdir), "options": dict(self.options)}
+        content |= {"sizes": {name: list(sizes) for name, sizes in self.sizes.items()}}
         return json.dumps(content | {"inputs": plain(self.inputs), "outputs": plain(self.outputs)})
 
     @staticmethod
@@ -79,7 +86,8 @@ class Job:
             tuple(Port(name, np.dtype(dtype), tuple(shape)) for name, dtype, shape in content[key])
             for key in ("inputs", "outputs")
         )
-        return Job(Path(content["path"]), inputs, outputs, Path(content["workdir"]), content["options"])
+        sizes = {name: (low, best, high) for name, (low, best, high) in content["sizes"].items()}
+        return Job(Path(content["path"]), inputs, outputs, Path(content["workdir"]), content["options"], sizes)
 
 
 class Opened(ABC):
@@ -145,6 +153,31 @@ class Engine(ABC):
     @abstractmethod
     def open(self, job: Job) -> Opened:
         """Load a file; called in the engine's own process.
+
+        Raises:
+            Exception: of any kind: the engine does not take the file.
+        """
+
+
+class BuildingEngine(Engine):
+    """An engine whose own files can be built ahead of time, for GPUs that need not be here.
+
+    Attributes:
+        capabilities: the GPUs that it builds for, by compute capability without the dot.
+        capability: the one where none is asked for.
+        dtypes_for: capabilities that only files in some dtypes are built for, with those dtypes.
+    """
+
+    capabilities: ClassVar[tuple[str, ...]]
+    capability: ClassVar[str]
+    dtypes_for: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+
+    @abstractmethod
+    def build(self, job: Job, progress: Progress) -> bytes:
+        """An engine file; called in the engine's own process.
+
+        Args:
+            job: its options are "capability", several with commas between them, and "workspace", in MiB.
 
         Raises:
             Exception: of any kind: the engine does not take the file.

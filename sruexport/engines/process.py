@@ -18,7 +18,7 @@ import numpy as np
 
 from sruexport.errors import EngineCrash, EngineError
 
-from .base import Engine, Job, Port
+from .base import BuildingEngine, Engine, Job, Port, Progress
 from .environments import interpreter
 from .wire import receive, send
 
@@ -27,36 +27,28 @@ TIME_LIMIT = 300.0
 _WORKER = Path(__file__).with_name("worker.py")
 
 
-class EngineProcess:
-    """One file in one engine.
-
-    Attributes:
-        opened_in: seconds that the engine took to load the file.
-        seconds: that the last run took, in the engine.
-
-    Raises:
-        EngineError: the engine is not installed, or refuses the file.
-        EngineCrash: its process died, or ran past the limit.
-    """
+class _Worker:
+    """A process that has been given a job; its answers are still to be read."""
 
     def __init__(
         self,
         engine: Engine,
+        task: str,
         path: Path,
         inputs: tuple[Port, ...],
         outputs: tuple[Port, ...],
-        *,
-        limit: float = TIME_LIMIT,
-        options: Mapping[str, str] | None = None,
+        limit: float,
+        options: Mapping[str, str],
+        sizes: Mapping[str, tuple[int, int, int]],
     ):
         self._engine, self._limit = engine, limit
         self._folder = Path(tempfile.mkdtemp(prefix="sruexport-"))
         self._log = (self._folder / "stderr").open("w+b")
         workdir = self._folder / "work"
         workdir.mkdir()
-        job = Job(path.resolve(), inputs, outputs, workdir, dict(options or {}))
+        job = Job(path.resolve(), inputs, outputs, workdir, options, sizes)
         self._process = subprocess.Popen(
-            [interpreter(engine), "-I", str(_WORKER), *_class(engine), job.to_json()],
+            [interpreter(engine), "-I", str(_WORKER), *_class(engine), task, job.to_json()],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -64,22 +56,6 @@ class EngineProcess:
             env=os.environ | dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(workdir)),  # some leave things there
             start_new_session=True,  # so that programs which the engine starts end with it
         )
-        self.seconds = 0.0
-        try:
-            self.opened_in = float(self._answer("cannot load it")[0]["seconds"])
-        except BaseException:
-            self.close()
-            raise
-
-    def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Outputs by name.
-
-        Raises:
-            EngineError, EngineCrash: as for opening.
-        """
-        header, outputs = self._answer("cannot run it", feeds)
-        self.seconds = float(header["seconds"])
-        return outputs
 
     def close(self) -> None:
         if self._log.closed:
@@ -92,15 +68,19 @@ class EngineProcess:
                     stream.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _answer(
-        self, what: str, feeds: Mapping[str, np.ndarray] | None = None
+    def answer(
+        self, what: str, feeds: Mapping[str, np.ndarray] | None = None, progress: Progress = lambda step, share: None
     ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """The next answer, after what is said of the progress."""
         requests, answers = cast(BinaryIO, self._process.stdin), cast(BinaryIO, self._process.stdout)
         with self._watched() as late:
             try:
                 if feeds is not None:
                     send(requests, {}, feeds)
                 header, arrays = receive(answers)
+                while "progress" in header:
+                    progress(*header["progress"])
+                    header, arrays = receive(answers)
             except (EOFError, OSError):
                 raise EngineCrash(f"{self._engine.title} {self._how_it_died(late)}") from None
         if "error" in header:
@@ -135,6 +115,71 @@ class EngineProcess:
         self._log.seek(0)
         said = self._log.read().decode(errors="replace").strip().splitlines()
         return f"{how}{': ' + said[-1][:300] if said else ''}"
+
+
+class EngineProcess(_Worker):
+    """One file in one engine.
+
+    Attributes:
+        opened_in: seconds that the engine took to load the file.
+        seconds: that the last run took, in the engine.
+
+    Raises:
+        EngineError: the engine is not installed, or refuses the file.
+        EngineCrash: its process died, or ran past the limit.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        path: Path,
+        inputs: tuple[Port, ...],
+        outputs: tuple[Port, ...],
+        *,
+        limit: float = TIME_LIMIT,
+        options: Mapping[str, str] | None = None,
+    ):
+        super().__init__(engine, "open", path, inputs, outputs, limit, options or {}, {})
+        self.seconds = 0.0
+        try:
+            self.opened_in = float(self.answer("cannot load it")[0]["seconds"])
+        except BaseException:
+            self.close()
+            raise
+
+    def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Outputs by name.
+
+        Raises:
+            EngineError, EngineCrash: as for opening.
+        """
+        header, outputs = self.answer("cannot run it", feeds)
+        self.seconds = float(header["seconds"])
+        return outputs
+
+
+def build(
+    engine: BuildingEngine,
+    path: Path,
+    inputs: tuple[Port, ...],
+    outputs: tuple[Port, ...],
+    *,
+    sizes: Mapping[str, tuple[int, int, int]],
+    options: Mapping[str, str],
+    limit: float = TIME_LIMIT,
+    progress: Progress = lambda step, share: None,
+) -> tuple[bytes, float]:
+    """An engine file, and the seconds that building it took.
+
+    Raises:
+        EngineError, EngineCrash: as for `EngineProcess`.
+    """
+    worker = _Worker(engine, "build", path, inputs, outputs, limit, options, sizes)
+    try:
+        header, arrays = worker.answer("cannot build it", progress=progress)
+    finally:
+        worker.close()
+    return arrays["engine"].tobytes(), float(header["seconds"])
 
 
 def _class(engine: Engine) -> tuple[str, str]:

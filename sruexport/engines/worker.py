@@ -1,6 +1,6 @@
-"""The engine's own process: opens one file in one engine, and runs it as often as it is asked.
+"""The engine's own process: opens one file in one engine, and runs it as often as it is asked; or builds one.
 
-    python worker.py FILE CLASS JOB(JSON)
+    python worker.py FILE CLASS open|build JOB(JSON)
 
 FILE is the engine's own, with a subclass of `Engine`. It runs in the engine's environment, which need not have
 sruexport or PyTorch. Requests come on what stdin was, answers go to what stdout was; what the engine prints goes to
@@ -16,10 +16,10 @@ import sys
 import time
 import types
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO, cast
 
 if TYPE_CHECKING:
-    from sruexport.engines import Engine
+    from sruexport.engines.base import BuildingEngine, Engine, Job
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 
@@ -38,8 +38,11 @@ def main() -> None:
     from sruexport.engines.base import Job
     from sruexport.engines.wire import receive, send
 
-    file, name, text = sys.argv[1:]
+    file, name, task, text = sys.argv[1:]
     job = Job.from_json(text)
+    if task == "build":
+        _build(Path(file), name, job, answers)
+        return
     started = time.perf_counter()
     try:
         session = _engine(Path(file), name).open(job)
@@ -61,6 +64,23 @@ def main() -> None:
             seconds = time.perf_counter() - started
             names = (port.name for port in job.outputs)
             send(answers, {"seconds": seconds}, dict(zip(names, outputs, strict=True)))
+
+
+def _build(file: Path, name: str, job: Job, answers: BinaryIO) -> None:
+    """Answer with the engine file, after a message for every step on the way."""
+    import numpy as np
+
+    from sruexport.engines.wire import send
+
+    started = time.perf_counter()
+    try:
+        engine = cast("BuildingEngine", _engine(file, name))
+        content = engine.build(job, lambda step, share: send(answers, {"progress": [step, share]}))
+    except Exception as error:
+        send(answers, {"error": _short(error)})
+    else:
+        seconds = time.perf_counter() - started
+        send(answers, {"seconds": seconds}, {"engine": np.frombuffer(content, np.uint8)})
 
 
 def _engine(file: Path, name: str) -> Engine:

@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from engines_here import IN_CI, needs, opened
-from fake_engines import Echo, Fake
+from fake_engines import Echo, Fake, Forge
 from small_graphs import Lstm
 
 from sruexport.engines import ENGINES, Port
-from sruexport.engines.process import EngineProcess
+from sruexport.engines.process import EngineProcess, build
 from sruexport.errors import EngineCrash, EngineError
 
 PORTS = (Port("x", np.dtype(np.float32), ("T", 2)),)
@@ -161,6 +161,49 @@ def test_closing_ends_a_process_at_once_and_can_be_done_twice(temp):
     fake.close()
     assert time.perf_counter() - before < 5
     assert not list(temp.iterdir())
+
+
+# Building
+
+
+def forged(progress=lambda step, share: None, limit: float = 60, **options: str) -> bytes:
+    content, seconds = build(
+        Forge(), Path("any.onnx"), PORTS, OUTPUTS, sizes={}, options=options, limit=limit, progress=progress
+    )
+    assert seconds > 0
+    return content
+
+
+def test_a_build_tells_of_its_steps_and_gives_the_whole_file(temp):
+    steps = []
+    content = forged(lambda step, share: steps.append((step, share)), bytes=str(2**20 + 1))
+    assert content == bytes(2**20 + 1)
+    assert steps == [("heating", 0.25), ("casting", 0.75)]
+    assert not list(temp.iterdir())
+
+
+@pytest.mark.parametrize("deed", DEATHS)
+def test_a_process_that_ends_while_it_builds_is_a_crash(temp, deed):
+    with pytest.raises(EngineCrash, match=f"^{DEATHS[deed].replace('Fake', 'Forge')}$"):
+        forged(build=deed)
+    assert not list(temp.iterdir())
+
+
+def test_a_build_that_is_refused_is_an_error_and_no_crash(temp):
+    with pytest.raises(EngineError, match=r"^Forge cannot build it: ValueError: no rule for 'Frobnicate'$") as caught:
+        forged(build="raise")
+    assert not isinstance(caught.value, EngineCrash)
+    assert not list(temp.iterdir())
+
+
+def test_a_build_that_takes_too_long_is_ended_whatever_it_tells(temp):
+    with pytest.raises(EngineCrash, match="Forge ran past the limit of 3 s"):
+        forged(limit=3, build="hang")
+    assert not list(temp.iterdir())
+
+
+def test_what_a_build_prints_does_not_get_between_the_answers():
+    assert forged(build="print", bytes="5") == bytes(5)
 
 
 # What goes through

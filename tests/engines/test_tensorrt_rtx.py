@@ -17,6 +17,7 @@ from sruexport.converters import FORMS, convert, fix_sizes
 from sruexport import export
 from sruexport.engines import ENGINES
 from sruexport.engines.environments import interpreter
+from sruexport.engines.tensorrt_rtx import _shapes
 from sruexport.errors import EngineCrash, EngineError
 from sruexport.layers import SRU
 
@@ -95,6 +96,14 @@ def test_it_builds_every_form_that_its_profile_names(files, tmp_path, form):
 def test_an_unknown_capability_is_refused_with_those_that_are_known(files, tmp_path):
     with pytest.raises(EngineError, match="capability '87' is unknown: give one of 75, 80, 86"):
         build(fix_sizes(files["linear"], SIZES), tmp_path, "87")
+
+
+def test_every_input_has_the_sizes_of_its_dims():
+    """States and masks are as long and as many as the sequences, since their dims have the same names."""
+    sizes = {"T": (1, 20, 400), "B": (2, 4, 8)}
+    assert _shapes(("T", "B", 12), sizes) == [[1, 2, 12], [20, 4, 12], [400, 8, 12]]
+    assert _shapes(("B", 12), sizes) == [[2, 12], [4, 12], [8, 12]]
+    assert _shapes(("N",), sizes) == [[1], [32], [512]], "where nobody says"
 
 
 def test_running_says_that_it_takes_the_gpu(tmp_path):
