@@ -12,20 +12,14 @@ import sys
 import tempfile
 import threading
 import traceback
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, SpinnerColumn, TextColumn
-from rich.progress import Progress as ProgressBar
-from rich.text import Text
 
 from sruexport._version import __version__
-from sruexport.errors import ModelWarning, OptionError, SruExportError
+from sruexport.errors import OptionError, SruExportError
+from sruexport.talk import Talk, console
 
 app = typer.Typer(
     help="Trained SRU and linear-RNN models from PyTorch to ONNX, proven equal.",
@@ -75,60 +69,13 @@ _FORMS = (
 _TORCH_LSTM = "torch-lstm"
 
 
-class _Talk:
-    """Where words go: findings to stdout, or to stderr when stdout is for JSON; progress always to stderr."""
-
-    def __init__(self, as_json: bool):
-        self.as_json = as_json
-        self.people = _console(stderr=as_json, soft_wrap=not sys.stdout.isatty())
-        self.errors = _console(stderr=True)
-        self.warnings: list[str] = []
-
-    def document(self, content: dict[str, Any]) -> None:
-        if self.as_json:
-            print(json.dumps(content | {"warnings": self.warnings}, indent=2, allow_nan=False, default=str))
-
-    @contextmanager
-    def progress(self, what: str) -> Iterator[Callable[[str], None]]:
-        """A line on stderr that says which step is on, and afterwards the warnings that came up."""
-        with self._warnings_kept(), self.errors.status(Text(what)) as status:
-            yield lambda step: status.update(Text(f"{what}: {step}"))
-
-    @contextmanager
-    def bar(self, what: str) -> Iterator[Callable[[str, float], None]]:
-        """As `progress`, with a bar for the share that is done."""
-        columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn())
-        quiet = not self.errors.is_terminal  # where it would leave an empty line
-        bar = ProgressBar(*columns, console=self.errors, transient=True, disable=quiet)
-        with self._warnings_kept(), bar:
-            task = bar.add_task(what, total=1.0)
-            yield lambda step, share: bar.update(task, description=f"{what}: {step}", completed=share)
-
-    @contextmanager
-    def _warnings_kept(self) -> Iterator[None]:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always", ModelWarning)
-            try:
-                yield
-            finally:
-                found = (str(w.message) for w in caught if issubclass(w.category, ModelWarning))
-                self.warnings = list(dict.fromkeys(found))
-                for message in self.warnings:
-                    self.errors.print(f"warning: {message}", style="yellow")
-
-
-def _console(stderr: bool, soft_wrap: bool = True) -> Console:
-    # Names and paths are printed as they are: "[T, B]" is no markup and "nets:boom" no emoji.
-    return Console(stderr=stderr, highlight=False, markup=False, emoji=False, soft_wrap=soft_wrap)
-
-
 @app.command("inspect")
 def inspect_command(
     file: Annotated[Path, typer.Argument(help="A checkpoint (.pt, .pth, .ckpt, .bin, .safetensors) or an .onnx file.")],
     as_json: Json = False,
 ) -> None:
     """Say what is in a checkpoint or an ONNX file. No code in it is run."""
-    talk = _Talk(as_json)
+    talk = Talk(as_json)
     with talk.progress(f"reading {file.name}"):
         from sruexport.display import show_findings
         from sruexport.inspection import inspect
@@ -160,7 +107,7 @@ def export_command(
     as_json: Json = False,
 ) -> None:
     """Write a model as one ONNX file that runs anywhere."""
-    talk = _Talk(as_json)
+    talk = Talk(as_json)
     with talk.progress("export") as progress:
         from sruexport.exporter import export
         from sruexport.exporter.write import check_output
@@ -222,7 +169,7 @@ def validate_command(
     It is run at several lengths and batch sizes, masked and in chunks, or on the arrays of --data. Exit code 1 if the
     numbers do not agree; then the first layer that departs is named.
     """
-    talk = _Talk(as_json)
+    talk = Talk(as_json)
     source, file = (first, second) if second is not None else (None, first)
     if source is None and model is None:
         raise OptionError("give SOURCE and M.onnx, or --model package.module:factory --weights FILE and M.onnx")
@@ -295,7 +242,7 @@ def convert_command(
 
     It is for engines without functions and plugins. Exit code 1, and no file, if its numbers are not the original's.
     """
-    talk = _Talk(as_json)
+    talk = Talk(as_json)
     if output is None:
         raise OptionError("give the file to write: -o OUT.onnx")
     if to == _TORCH_LSTM:
@@ -381,7 +328,7 @@ def build_command(
 
     It is built in the first form that the engine's builder takes, without plugins. It is not run: only that GPU can.
     """
-    talk = _Talk(as_json)
+    talk = Talk(as_json)
     with talk.bar("build") as progress:
         from sruexport.building import build_file
         from sruexport.display import show_built
@@ -419,7 +366,7 @@ def engines_command(context: typer.Context, as_json: Json = False) -> None:
     from sruexport.display import show_engines
     from sruexport.engines import listing
 
-    talk = _Talk(as_json)
+    talk = Talk(as_json)
     found = listing.list_engines()
     show_engines(talk.people, found)
     talk.document({"engines": found})
@@ -432,7 +379,7 @@ def engines_install_command(
     as_json: Json = False,
 ) -> None:
     """Put engines into environments of their own, under the user's cache folder (or SRUEXPORT_ENGINES)."""
-    talk = _Talk(as_json or bool(context.obj))
+    talk = Talk(as_json or bool(context.obj))
     from sruexport.engines import listing
 
     installed = {}
@@ -460,7 +407,7 @@ def matrix_command(
 
     Each is ok, with its error and time, or refused, crashed, or WRONG.
     """
-    talk = _Talk(as_json)
+    talk = Talk(as_json)
     with talk.progress("matrix") as progress:
         from sruexport import matrix
         from sruexport.display import show_matrix
@@ -488,7 +435,7 @@ def demo_command(
 
     An SRU and a minGRU tell nine speakers apart: each is exported, held against PyTorch, and run on real recordings.
     """
-    talk = _Talk(as_json)
+    talk = Talk(as_json)
     with talk.progress("demo") as progress, tempfile.TemporaryDirectory() as folder:
         from sruexport import demo
         from sruexport.display import show_predictions, show_reports
@@ -530,7 +477,7 @@ def main() -> None:
     code, kind, message = _run()
     if message:
         message = " ".join(message.split())
-        _console(stderr=True).print(f"error: {message}", style="bold red")
+        console(stderr=True).print(f"error: {message}", style="bold red")
         if as_json:
             print(json.dumps({"passed": False, "error": {"type": kind, "message": message}}))
     sys.exit(code)

@@ -8,7 +8,8 @@ from typing import Any
 import onnx_ir as ir
 
 from sruexport.checkpoint import Contents, build, find_layers, open_checkpoint
-from sruexport.errors import ModelFileError, OptionsNeeded, SruExportError
+from sruexport.engines.running import read_model
+from sruexport.errors import OptionsNeeded, SruExportError
 from sruexport.exporter.functions import recurrence_nodes
 from sruexport.exporter.model import recurrent_layers
 from sruexport.layers import FAMILIES, family_of
@@ -81,12 +82,7 @@ def _options(contents: Contents, prefix: str) -> dict[str, Any]:
 
 
 def inspect_onnx(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise ModelFileError(f"{path}: is a folder" if path.is_dir() else f"{path}: there is no such file")
-    try:
-        model = ir.load(path)
-    except Exception as error:
-        raise ModelFileError(f"{path}: is cut off, damaged or no ONNX file ({type(error).__name__})") from error
+    model = read_model(path)
     metadata = unpack(model.metadata_props, path)
     kinds: dict[str, int] = {}
     for node in recurrence_nodes(model):

@@ -30,6 +30,8 @@ def read_model(path: Path) -> ir.Model:
     """
     if not path.is_file():
         raise ModelFileError(f"{path}: is a folder" if path.is_dir() else f"{path}: there is no such file")
+    if path.stat().st_size == 0:  # which protobuf takes for a model with nothing in it
+        raise ModelFileError(f"{path}: is empty")
     try:
         return ir.load(path)
     except Exception as error:

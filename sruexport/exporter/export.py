@@ -25,6 +25,7 @@ from sruexport.recurrences import DOMAIN, DOMAIN_VERSION, state_type
 from .call import Axes
 from .finish import (
     check_dims,
+    drop_full_lengths,
     exact_layer_norms,
     fold_weights,
     name_output_dims,
@@ -176,6 +177,7 @@ def _build(
     fold_weights(graph)
     name_weights(graph)
     exact_layer_norms(graph)
+    drop_full_lengths(graph)
     if dtype == torch.bfloat16:
         run_bfloat16_anywhere(graph)
     graph.opset_imports[DOMAIN] = DOMAIN_VERSION

@@ -88,6 +88,52 @@ def exact_layer_norms(model: ir.Model) -> None:
         ir.convenience.replace_nodes_and_values(model.graph, node, [node], build.nodes, [node.outputs[0]], [normed])
 
 
+def drop_full_lengths(model: ir.Model) -> None:
+    """Leave out sequence_lens that say T in every row, as torch.onnx writes them for a torch.nn.LSTM, GRU or RNN.
+
+    Many engines take no sequence_lens that they do not know to be constant, and some ignore them.
+    """
+    for node in model.graph:
+        if node.op_type not in ("LSTM", "GRU", "RNN") or node.domain or len(node.inputs) < 5:
+            continue
+        x, lengths = node.inputs[0], node.inputs[4]
+        if x is not None and x.shape is not None and lengths is not None and _is_full(lengths, x.shape[0]):
+            node.replace_input_with(4, None)
+    passes.RemoveUnusedNodesPass()(model)
+
+
+def _is_full(lengths: ir.Value, steps: int | ir.SymbolicDim) -> bool:
+    """Whether it is 1, broadcast to the rows, times a tensor's own size that is `steps`."""
+    node = lengths.producer()
+    if node is None or node.op_type != "Mul" or node.domain:
+        return False
+    return any(_is_one(a) and _is_size(b, steps) for a, b in (node.inputs, reversed(node.inputs)))
+
+
+def _is_one(value: ir.Value | None) -> bool:
+    node = value.producer() if value is not None else None
+    if node is not None and node.op_type == "Expand" and not node.domain:
+        value = node.inputs[0]
+    tensor = ir.convenience.get_const_tensor(value) if value is not None else None
+    return tensor is not None and bool((tensor.numpy() == 1).all())
+
+
+def _is_size(value: ir.Value | None, steps: int | ir.SymbolicDim) -> bool:
+    node = value.producer() if value is not None else None
+    while node is not None and node.op_type in ("Cast", "Squeeze") and not node.domain:
+        node = node.inputs[0].producer() if node.inputs[0] is not None else None
+    if node is None or node.op_type != "Shape" or node.domain or node.inputs[0] is None:
+        return False
+    shape = node.inputs[0].shape
+    start, end = (node.attributes[name].as_int() if name in node.attributes else None for name in ("start", "end"))
+    if shape is None or start is None or end != start + 1 or not 0 <= start < len(shape):
+        return False
+    size = shape[start]
+    if isinstance(size, ir.SymbolicDim) and isinstance(steps, ir.SymbolicDim):
+        return size.value is not None and size.value == steps.value
+    return isinstance(size, int) and size == steps
+
+
 def run_bfloat16_anywhere(model: ir.Model) -> None:
     """Put the ops that few CPU engines have in bfloat16 between casts to float32 and back, inputs and outputs too.
 

@@ -266,8 +266,9 @@ def test_an_engine_that_is_not_installed_is_refused_with_the_way_to_get_it(file,
     [
         (None, "there is no such file"),
         (b"no model", "is cut off, damaged or no ONNX file"),
+        (b"", "is empty"),
     ],
-    ids=["missing", "text"],
+    ids=["missing", "text", "empty"],
 )
 def test_files_that_cannot_be_read_are_named(tmp_path, content, message):
     path = tmp_path / "m.onnx"
