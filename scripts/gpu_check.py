@@ -23,6 +23,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from ctypes import POINTER, Structure, byref, c_bool, c_int, c_int64, c_size_t, c_void_p
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,7 @@ class Kernels:
     def _stream(self) -> int | None:
         return torch.cuda.current_stream().cuda_stream if self._device == "cuda" else None
 
-    def sru(self, u, x, v, bias, c0, mask, *, direction, activation, out=None):  # type: ignore[no-untyped-def]
+    def sru(self, u, x, v, bias, c0, mask, *, direction, activation, out=None):
         steps, batch, channels = u.shape[0], u.shape[1], c0.shape[1]
         h, c = out or (torch.full_like(u[..., :channels], torch.nan).contiguous(), torch.full_like(c0, torch.nan))
         params = SRUParams(
@@ -100,7 +101,7 @@ class Kernels:
         size = self._library.sruexport_cuda_chunked_workspace(byref(sizes))
         return torch.full((size,), 255, dtype=torch.uint8, device=device)
 
-    def linear(self, a, b, h0, mask, *, direction, chunked=False, out=None, workspace=None):  # type: ignore[no-untyped-def]
+    def linear(self, a, b, h0, mask, *, direction, chunked=False, out=None, workspace=None):
         h, last = out or (torch.full_like(a, torch.nan), torch.full_like(h0, torch.nan))
         sizes = Sizes(*a.shape)
         params = LinearParams(
@@ -124,7 +125,7 @@ def _checked(code: int) -> None:
         raise RuntimeError(f"the launch gave CUDA error {code}")
 
 
-def _order(steps: int, channels: int, direction: str, device: str) -> list[list[tuple[int, slice]]]:
+def _order(steps: int, channels: int, direction: str) -> list[list[tuple[int, slice]]]:
     """At each turn, the steps that are taken, with the channels that take them."""
     half = {"forward": channels, "reverse": 0, "bidirectional": channels // 2}[direction]
     turns = ((i, steps - 1 - i) for i in range(steps))
@@ -132,11 +133,11 @@ def _order(steps: int, channels: int, direction: str, device: str) -> list[list[
              if part.start != part.stop] for one, other in turns]  # fmt: skip
 
 
-def sru_reference(u, x, v, bias, c0, mask, *, direction, activation):  # type: ignore[no-untyped-def]
+def sru_reference(u, x, v, bias, c0, mask, *, direction, activation):
     """sruexport/recurrences/sru.py, in the dtype of its arguments."""
     channels = c0.shape[1]
     c, h = c0.clone(), torch.zeros_like(u[..., :channels])
-    for turn in _order(len(u), channels, direction, u.device.type):
+    for turn in _order(len(u), channels, direction):
         for t, part in turn:
             u0, u1, u2 = (u[t, :, i * channels : (i + 1) * channels][:, part] for i in range(3))
             weights = v[t if len(v) == len(u) and len(v) > 1 else 0]
@@ -153,9 +154,9 @@ def sru_reference(u, x, v, bias, c0, mask, *, direction, activation):  # type: i
     return h, c
 
 
-def linear_reference(a, b, h0, mask, *, direction):  # type: ignore[no-untyped-def]
+def linear_reference(a, b, h0, mask, *, direction):
     state, h = h0.clone(), torch.zeros_like(a)
-    for turn in _order(len(a), h0.shape[1], direction, a.device.type):
+    for turn in _order(len(a), h0.shape[1], direction):
         for t, part in turn:
             new = a[t][:, part] * state[:, part] + b[t][:, part]
             keep = torch.ones_like(new, dtype=torch.bool) if mask is None else (mask[t] == 0)[:, None].expand_as(new)
@@ -164,7 +165,7 @@ def linear_reference(a, b, h0, mask, *, direction):  # type: ignore[no-untyped-d
     return h, state
 
 
-def judged(found, rounded, exact, dtype: torch.dtype) -> float:  # type: ignore[no-untyped-def]
+def judged(found, rounded, exact, dtype: torch.dtype) -> float:
     """The largest error in parts of what is allowed: 8 times plain float32's, or the dtype's own rounding."""
     worst = 0.0
     for got, plain, right in zip(found, rounded, exact):
@@ -203,18 +204,18 @@ def correctness(kernels: Kernels, device: str) -> list[dict[str, Any]]:
         tensors = [normal(steps, batch, channels, dtype=dtype).sigmoid(), normal(steps, batch, channels, dtype=dtype)]
         tensors.append(normal(batch, channels))
         for name, chunked in (("linear", False), ("linear, chunked", True)):
-            call = lambda *t, chunked=chunked, **o: kernels.linear(*t, chunked=chunked, **o)  # noqa: E731
+            call = partial(kernels.linear, chunked=chunked)
             _note(worst, name, dtype, tensors, mask, {"direction": direction}, call, linear_reference)
     for steps, channels in ((9000, 1), (5000, 40)):  # many tiles, so that they look back
         tensors = [normal(steps, 1, channels).sigmoid(), normal(steps, 1, channels), normal(1, channels)]
-        call = lambda *t, **o: kernels.linear(*t, chunked=True, **o)  # noqa: E731
+        call = partial(kernels.linear, chunked=True)
         _note(worst, "linear, chunked", torch.float32, tensors, None, {"direction": "forward"}, call, linear_reference)
     return [
         {"kernel": name, "dtype": dtype, "worst": value, "passed": value <= 1} for (name, dtype), value in worst.items()
     ]
 
 
-def _note(worst, name, dtype, tensors, mask, options, kernel, reference) -> None:  # type: ignore[no-untyped-def]
+def _note(worst, name, dtype, tensors, mask, options, kernel, reference) -> None:
     found = kernel(*tensors, mask, **options)
     rounded = reference(*(t.float() for t in tensors), mask, **options)
     exact = reference(*(t.double() for t in tensors), mask, **options)
@@ -277,7 +278,7 @@ def _moved(kernels: Kernels, dtype: torch.dtype, shape: tuple[int, int, int], co
     return rows
 
 
-def _row(kernel, dtype, steps, batch, channels, taken, part) -> dict[str, Any]:  # type: ignore[no-untyped-def]
+def _row(kernel, dtype, steps, batch, channels, taken, part) -> dict[str, Any]:
     sizes = {"T": steps, "B": batch, "C": channels}
     return {"kernel": kernel, "dtype": str(dtype).removeprefix("torch."), **sizes, "ms": taken * 1e3, "of_copy": part}
 

@@ -130,7 +130,7 @@ def _kernels(wanted: bool | None) -> Path | None:
 
 
 def _ran_on(kernels: Path | None, wanted: bool | None, metadata: Mapping[str, Any]) -> str:
-    plain = f"{ort.OnnxRuntime.title} {ort.runtime_version()}"
+    plain = f"{ort.OnnxRuntime.title} {version(ENGINES[ort.OnnxRuntime.name])}"
     if "form" in metadata or not metadata:
         return plain  # it has no custom ops
     if kernels is not None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 import torch
+from command_line import Done, Run
 
 from sruexport import cli, load
 from sruexport.layers import SRU
@@ -39,21 +38,6 @@ class Net(nn.Module):
 
 def boom(): return Net()
 """
-
-
-@dataclass
-class Done:
-    code: int
-    out: str
-    err: str
-
-    @property
-    def document(self) -> dict[str, Any]:
-        """All of stdout, as the one JSON document that it has to be, without NaN and Infinity."""
-        return json.loads(self.out, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
-
-
-Run = Callable[..., Done]
 
 
 @pytest.fixture

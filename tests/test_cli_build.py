@@ -6,13 +6,11 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from command_line import Done, Run
 from engines_here import needs
 from fake_engines import Forge
 from sruexport.converters import FORMS
@@ -24,21 +22,6 @@ from sruexport.layers import SRU
 
 RTX = ("--engine", "tensorrt-rtx", "-o", "m.engine")
 FORGE = ("--engine", "forge", "-o", "m.engine")
-
-
-@dataclass
-class Done:
-    code: int
-    out: str
-    err: str
-
-    @property
-    def document(self) -> dict[str, Any]:
-        """All of stdout, as the one JSON document that it has to be."""
-        return json.loads(self.out)
-
-
-Run = Callable[..., Done]
 
 
 @pytest.fixture(scope="module")

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 import torch
+from command_line import Done, Run
 from engines_here import needs
 from moody_engines import Moody, Well
 from programs_here import keep_programs_here
@@ -49,21 +48,6 @@ def net():
     torch.manual_seed(0)
     return Net().eval(), (torch.zeros(5, 2, dtype=torch.long),), {"ids": {0: "T", 1: "B"}}
 """
-
-
-@dataclass
-class Done:
-    code: int
-    out: str
-    err: str
-
-    @property
-    def document(self) -> dict[str, Any]:
-        """All of stdout, as the one JSON document that it has to be, without NaN and Infinity."""
-        return json.loads(self.out, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
-
-
-Run = Callable[..., Done]
 
 
 @pytest.fixture(scope="module")

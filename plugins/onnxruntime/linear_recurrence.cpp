@@ -21,9 +21,7 @@ void run(const LinearOptions& options, DType dtype, OrtKernelContext* raw) {
   const Shape a = shape_of(context.GetInput(A)), h0 = shape_of(context.GetInput(H0));
   if (a.rank != 3) node.refuse("a should have 3 axes");
   const std::int64_t steps = a[0], batch = a[1], channels = a[2];
-  if (options.direction == Direction::bidirectional && channels % 2) {
-    node.refuse("bidirectional takes an even number of channels, and there are " + std::to_string(channels));
-  }
+  check_channels(node, options.direction, channels);
   check_shape(node, "b", shape_of(context.GetInput(B)), a);
   check_shape(node, "h0", h0, {batch, channels});
   if (options.masked) check_shape(node, "mask", shape_of(context.GetInput(MASK)), {steps, batch});

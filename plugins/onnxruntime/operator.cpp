@@ -38,6 +38,12 @@ void check_shape(const Node& node, const char* input, const Shape& found, const 
   }
 }
 
+void check_channels(const Node& node, Direction direction, std::int64_t channels) {
+  if (direction == Direction::bidirectional && channels % 2) {
+    node.refuse("bidirectional takes an even number of channels, and there are " + std::to_string(channels));
+  }
+}
+
 Types types_of(OrtShapeInferContext* context) {
   OrtTensorTypeAndShapeInfo* info = nullptr;  // the context's own
   auto tensor = ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;

@@ -65,6 +65,9 @@ Shape shape_of(Ort::ConstValue value);
 // A wrong shape is refused, since a kernel would read beyond the tensor.
 void check_shape(const Node& node, const char* input, const Shape& found, const Shape& wanted);
 
+// Two directions share the channels evenly.
+void check_channels(const Node& node, Direction direction, std::int64_t channels);
+
 // The types of a node's tensors and states. Shapes are inferred by the op that was registered first, whatever its dtype.
 struct Types {
   ONNXTensorElementDataType tensor;

@@ -27,9 +27,7 @@ void run(const SRUOptions& options, DType dtype, OrtKernelContext* raw) {
   const Shape u = shape_of(context.GetInput(U)), c0 = shape_of(context.GetInput(C0));
   if (u.rank != 3 || c0.rank != 2) node.refuse("u should have 3 axes and c0 2");
   const std::int64_t steps = u[0], batch = u[1], channels = c0[1];
-  if (options.direction == Direction::bidirectional && channels % 2) {
-    node.refuse("bidirectional takes an even number of channels, and there are " + std::to_string(channels));
-  }
+  check_channels(node, options.direction, channels);
   check_shape(node, "u", u, {steps, batch, 3 * channels});
   check_shape(node, "c0", c0, {batch, channels});
   check_shape(node, "bias", shape_of(context.GetInput(BIAS)), {2 * channels});

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -73,16 +72,6 @@ def load(path: Path | bytes, threads: int = 0, kernels: Path | None = None) -> O
     if importlib.util.find_spec("onnxruntime") is None:
         raise ModelFileError("ONNX Runtime is not installed: pip install onnxruntime")
     return OrtSession(path, threads, kernels)
-
-
-def runtime_version() -> str | None:
-    """Of the installed ONNX Runtime."""
-    for package in OnnxRuntime.packages:
-        try:
-            return importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return None
 
 
 def opened(session: OrtSession) -> Opened:

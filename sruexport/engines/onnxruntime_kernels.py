@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import importlib.metadata
 import os
 from pathlib import Path
 
 from .base import AS_EXPORTED, Job, Opened
-from .onnxruntime import OnnxRuntime, load, opened, runtime_version
+from .onnxruntime import OnnxRuntime, load, opened
 
 #: A library in place of the installed one, or "off".
 VARIABLE = "SRUEXPORT_KERNELS"
@@ -27,7 +28,7 @@ class OnnxRuntimeKernels(OnnxRuntime):
         return "" if library() else missing()
 
     def find(self, environment: Path) -> str | None:
-        found, own = runtime_version(), library()
+        found, own = _runtime(), library()
         return f"{found}, {instructions(own)}" if found and own else None
 
     def open(self, job: Job) -> Opened:
@@ -73,3 +74,13 @@ def instructions(path: Path) -> str:
         return "unknown"
     target.restype = ctypes.c_char_p
     return target().decode()
+
+
+def _runtime() -> str | None:
+    """The version of the installed ONNX Runtime."""
+    for package in OnnxRuntime.packages:
+        try:
+            return importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return None

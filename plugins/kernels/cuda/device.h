@@ -7,6 +7,7 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
+#include <initializer_list>
 
 #if defined(__CUDACC__)
 #include <cuda_bf16.h>
@@ -126,6 +127,28 @@ cudaError_t launch(void (*kernel)(Params), const Params& params, std::int64_t th
   Params copy = params;
   void* arguments[] = {&copy};
   return cudaLaunchKernel(kernel, dim3(static_cast<unsigned>(blocks)), dim3(kThreads), arguments, 0, stream);
+}
+
+// Launches Serial::kernel<Tensor, width>() for the dtype: two channels of 16 bits to a thread, where all `tensors` can be
+// read so.
+template <class Serial, class Params>
+cudaError_t run_serial(const Params& p, std::initializer_list<const void*> tensors, cudaStream_t stream) {
+  const std::int64_t channels = p.sizes.channels, lanes = p.sizes.batch * channels;
+  if (lanes == 0) return cudaSuccess;
+  const auto run_as = [&](auto tensor) {
+    using Tensor = decltype(tensor);
+    for (const void* each : tensors) {
+      if (!aligned<Tensor>(each, channels, 2)) return launch(Serial::template kernel<Tensor, 1>(), p, lanes, stream);
+    }
+    return launch(Serial::template kernel<Tensor, 2>(), p, lanes / 2, stream);
+  };
+  switch (p.dtype) {
+    case DType::float32: return launch(Serial::template kernel<float, 1>(), p, lanes, stream);
+    case DType::float16: return run_as(Half{});
+    case DType::bfloat16: return run_as(BFloat16{});
+    case DType::float64: break;
+  }
+  return cudaErrorInvalidValue;
 }
 
 }  // namespace sruexport::cuda

@@ -1,6 +1,4 @@
 // LinearRecurrence, one thread for each row and channel (or two channels of 16 bits), over all of T.
-#include <initializer_list>
-
 #include "device.h"
 #include "recurrence.h"
 
@@ -73,28 +71,17 @@ __global__ void __launch_bounds__(kThreads, kBlocks) linear_serial(const LinearP
   for (int i = 0; i < width; ++i) static_cast<float*>(p.h_last)[lane + i] = state[i];
 }
 
-template <class Tensor, int width>
-cudaError_t run_as(const LinearParams& p, cudaStream_t stream) {
-  const std::int64_t channels = p.sizes.channels, lanes = p.sizes.batch * channels;
-  if constexpr (width > 1) {
-    for (const void* tensor : {p.a, p.b, const_cast<const void*>(p.h)}) {
-      if (!aligned<Tensor>(tensor, channels, width)) return run_as<Tensor, 1>(p, stream);
-    }
+struct Serial {
+  template <class Tensor, int width>
+  static constexpr auto kernel() {
+    return linear_serial<Tensor, width>;
   }
-  return launch(linear_serial<Tensor, width>, p, lanes / width, stream);
-}
+};
 
 }  // namespace
 
 cudaError_t run(const LinearParams& params, cudaStream_t stream) {
-  if (params.sizes.batch * params.sizes.channels == 0) return cudaSuccess;
-  switch (params.dtype) {
-    case DType::float32: return run_as<float, 1>(params, stream);
-    case DType::float16: return run_as<Half, 2>(params, stream);
-    case DType::bfloat16: return run_as<BFloat16, 2>(params, stream);
-    case DType::float64: break;
-  }
-  return cudaErrorInvalidValue;
+  return run_serial<Serial>(params, {params.a, params.b, params.h}, stream);
 }
 
 }  // namespace sruexport::cuda

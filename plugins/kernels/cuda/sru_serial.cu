@@ -1,7 +1,5 @@
 // SRURecurrence, one thread for each row and channel (or two channels of 16 bits), over all of T. With a trained v it has
 // no parallel form in T.
-#include <initializer_list>
-
 #include "device.h"
 #include "recurrence.h"
 
@@ -106,28 +104,17 @@ __global__ void __launch_bounds__(kThreads, kBlocks) sru_serial(const SRUParams 
   for (int i = 0; i < width; ++i) static_cast<float*>(p.c)[lane + i] = c[i];
 }
 
-template <class Tensor, int width>
-cudaError_t run_as(const SRUParams& p, cudaStream_t stream) {
-  const std::int64_t channels = p.sizes.channels, lanes = p.sizes.batch * channels;
-  if constexpr (width > 1) {
-    for (const void* tensor : {p.u, p.x, p.v, const_cast<const void*>(p.h)}) {
-      if (!aligned<Tensor>(tensor, channels, width)) return run_as<Tensor, 1>(p, stream);
-    }
+struct Serial {
+  template <class Tensor, int width>
+  static constexpr auto kernel() {
+    return sru_serial<Tensor, width>;
   }
-  return launch(sru_serial<Tensor, width>, p, lanes / width, stream);
-}
+};
 
 }  // namespace
 
 cudaError_t run(const SRUParams& params, cudaStream_t stream) {
-  if (params.sizes.batch * params.sizes.channels == 0) return cudaSuccess;
-  switch (params.dtype) {
-    case DType::float32: return run_as<float, 1>(params, stream);
-    case DType::float16: return run_as<Half, 2>(params, stream);
-    case DType::bfloat16: return run_as<BFloat16, 2>(params, stream);
-    case DType::float64: break;
-  }
-  return cudaErrorInvalidValue;
+  return run_serial<Serial>(params, {params.u, params.x, params.v, params.h}, stream);
 }
 
 }  // namespace sruexport::cuda
